@@ -1,0 +1,104 @@
+//! The H-spec histogram (metrics.md §1.4): log-linear, eight sub-buckets an octave, integer only, no loops.
+//!
+//! A quantile is a bucket's midpoint, so its relative error is at most 1/16.
+
+/// Counters of one histogram: bucket 0 is `[0, 64)` ns, the last one everything from 2^37 ns (137 s) on.
+pub const BUCKETS: usize = 250;
+/// The histogram's room in the map, a power of two so that an index can be masked.
+pub const STRIDE: usize = 256;
+
+const FIRST_OCTAVE: u32 = 6;
+const LAST_OCTAVE: u32 = 36;
+
+/// The bucket of a duration in nanoseconds.
+#[inline(always)]
+pub const fn bucket(ns: u64) -> usize {
+    if ns < 1 << FIRST_OCTAVE {
+        return 0;
+    }
+    let octave = 63 - ns.leading_zeros();
+    if octave > LAST_OCTAVE {
+        return BUCKETS - 1;
+    }
+    let sub = (ns >> (octave - 3)) & 7;
+    1 + 8 * (octave - FIRST_OCTAVE) as usize + sub as usize
+}
+
+/// The lowest duration of a bucket, in nanoseconds.
+pub const fn lower(bucket: usize) -> u64 {
+    if bucket == 0 {
+        return 0;
+    }
+    let index = bucket - 1;
+    let octave = FIRST_OCTAVE + (index / 8) as u32;
+    (8 + (index % 8) as u64) << (octave - 3)
+}
+
+/// What a quantile that falls into this bucket reads: the middle of the bucket, in nanoseconds.
+pub const fn midpoint(bucket: usize) -> u64 {
+    if bucket + 1 >= BUCKETS {
+        return lower(BUCKETS - 1);
+    }
+    lower(bucket).midpoint(lower(bucket + 1))
+}
+
+/// The `q`-quantile (0 < q ≤ 1) in nanoseconds, `None` for an empty histogram.
+pub fn quantile(counts: &[u64], q: f64) -> Option<u64> {
+    let total: u64 = counts.iter().sum();
+    if total == 0 {
+        return None;
+    }
+    let wanted = ((total as f64 * q) as u64).clamp(1, total);
+    let mut seen = 0;
+    for (bucket, count) in counts.iter().enumerate() {
+        seen += count;
+        if seen >= wanted {
+            return Some(midpoint(bucket));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn edges_of_the_specification() {
+        assert_eq!(bucket(0), 0);
+        assert_eq!(bucket(63), 0);
+        assert_eq!(bucket(64), 1);
+        assert_eq!(bucket((1 << 37) - 1), 248);
+        assert_eq!(bucket(1 << 37), 249);
+        assert_eq!(bucket(u64::MAX), 249);
+    }
+
+    #[test]
+    fn a_bucket_holds_what_lies_between_its_lower_edges() {
+        for b in 1..BUCKETS - 1 {
+            assert_eq!(bucket(lower(b)), b);
+            assert_eq!(bucket(lower(b + 1) - 1), b);
+        }
+    }
+
+    #[test]
+    fn midpoints_are_within_one_sixteenth() {
+        for v in [64u64, 100, 999, 4096, 123_456, 9_999_999, 1_000_000_007, 100_000_000_000] {
+            let m = midpoint(bucket(v));
+            assert!(m.abs_diff(v) * 16 <= v, "{v} reads {m}");
+        }
+    }
+
+    #[test]
+    fn quantiles_of_a_known_set() {
+        let mut counts = [0u64; BUCKETS];
+        for v in 1..=1000u64 {
+            counts[bucket(v * 1000)] += 1;
+        }
+        let p50 = quantile(&counts, 0.5).unwrap();
+        let p99 = quantile(&counts, 0.99).unwrap();
+        assert!(p50.abs_diff(500_000) * 16 <= 500_000, "{p50}");
+        assert!(p99.abs_diff(990_000) * 16 <= 990_000, "{p99}");
+        assert_eq!(quantile(&[0; BUCKETS], 0.5), None);
+    }
+}

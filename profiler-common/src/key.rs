@@ -1,0 +1,144 @@
+//! What a wait is counted under. User space groups these keys into rows; the kernel side only looks them up.
+
+/// The kind of lock waited for, from the flags of `lock:contention_begin` (include/trace/events/lock.h, LCB_F_*).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A counting semaphore (kernel/locking/semaphore.c).
+    Semaphore = 0,
+    /// A queued spinlock; only its queued waiters are traced (kernel/locking/qspinlock.c).
+    Spin = 1,
+    /// A queued reader-writer spinlock (kernel/locking/qrwlock.c).
+    Rwlock = 2,
+    /// A mutex, optimistic spinning included (kernel/locking/mutex.c).
+    Mutex = 3,
+    /// A reader-writer semaphore (kernel/locking/rwsem.c).
+    Rwsem = 4,
+    /// A per-CPU reader-writer semaphore (kernel/locking/percpu-rwsem.c).
+    PercpuRwsem = 5,
+    /// An rtmutex or an rwbase of PREEMPT_RT (kernel/locking/rtmutex.c, rwbase_rt.c).
+    Rt = 6,
+}
+
+impl Kind {
+    /// All kinds, in the order of their numbers.
+    pub const ALL: [Kind; 7] =
+        [Kind::Semaphore, Kind::Spin, Kind::Rwlock, Kind::Mutex, Kind::Rwsem, Kind::PercpuRwsem, Kind::Rt];
+
+    /// The field's word for this kind.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Semaphore => "semaphore",
+            Kind::Spin => "spin",
+            Kind::Rwlock => "rwlock",
+            Kind::Mutex => "mutex",
+            Kind::Rwsem => "rwsem",
+            Kind::PercpuRwsem => "percpu-rwsem",
+            Kind::Rt => "rt",
+        }
+    }
+
+    /// The kind with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// How the lock is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Mode {
+    /// The only mode of an exclusive lock.
+    Exclusive = 0,
+    /// Shared, by a reader.
+    Read = 1,
+    /// Exclusive, by a writer.
+    Write = 2,
+}
+
+impl Mode {
+    /// One letter for tables: `X`, `R` or `W`.
+    pub const fn letter(self) -> &'static str {
+        match self {
+            Mode::Exclusive => "X",
+            Mode::Read => "R",
+            Mode::Write => "W",
+        }
+    }
+
+    /// The mode with this number, if there is one.
+    pub fn from_number(number: u8) -> Option<Mode> {
+        [Mode::Exclusive, Mode::Read, Mode::Write].into_iter().find(|mode| *mode as u8 == number)
+    }
+}
+
+/// Who held the lock when the wait began, as far as the lock's own word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum OwnerKind {
+    /// This kind of lock keeps no owner.
+    NotKept = 0,
+    /// A task, which was not on a CPU.
+    OffCpu = 1,
+    /// A task, which was running on a CPU.
+    OnCpu = 2,
+    /// Readers. A reader-owned rwsem names one arbitrary recent reader only, so no task is ever blamed.
+    Readers = 3,
+    /// The lock keeps an owner, but the word was empty or could not be read.
+    Unknown = 4,
+}
+
+impl OwnerKind {
+    /// The owner kind with this number; anything else reads as unknown.
+    pub fn from_number(number: u8) -> OwnerKind {
+        match number {
+            0 => OwnerKind::NotKept,
+            1 => OwnerKind::OffCpu,
+            2 => OwnerKind::OnCpu,
+            3 => OwnerKind::Readers,
+            _ => OwnerKind::Unknown,
+        }
+    }
+}
+
+/// The full key of one cell. Rows, owners, processes and stacks are groupings of cells, made in user space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct CellKey {
+    /// The lock: its address until identity gives it a class token.
+    pub lock: u64,
+    /// Which instance of the class; 0 while `lock` is an address.
+    pub instance: u64,
+    /// Hash of the frames' addresses; 0 when the stack was not walked.
+    pub stack: u64,
+    /// The waiter's process.
+    pub tgid: u32,
+    /// The owner's process, 0 unless `owner_kind` says a task.
+    pub owner_tgid: u32,
+    /// A [`Kind`].
+    pub kind: u8,
+    /// A [`Mode`].
+    pub mode: u8,
+    /// An [`OwnerKind`].
+    pub owner_kind: u8,
+    /// Number of the selector that chose the waiter.
+    pub workload: u8,
+    /// Always 0.
+    pub pad: u32,
+}
+
+/// Where user space put a key: its cell, and the histogram of its row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CellRef {
+    /// Number of the cell, the same on every CPU.
+    pub cell: u32,
+    /// Number of the histogram, or [`NO_HIST`].
+    pub hist: u32,
+}
+
+/// This row owns no histogram.
+pub const NO_HIST: u32 = u32::MAX;
+
+const _: () = assert!(core::mem::size_of::<CellKey>() == 40);
+const _: () = assert!(core::mem::size_of::<CellRef>() == 8);

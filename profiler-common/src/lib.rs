@@ -1,0 +1,21 @@
+//! The memory layout that the BPF programs and user space share: `no_std`, plain integers, explicit padding.
+//!
+//! Nothing here reads a clock, knows a kernel structure or allocates. A change of any size or order is a change of
+//! the ABI between the committed object and the program; the assertions beside each type make it loud.
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod cell;
+pub mod control;
+pub mod first_sight;
+pub mod hist;
+pub mod inflight;
+pub mod key;
+pub mod limits;
+pub mod loss;
+
+pub use cell::Cell;
+pub use control::Control;
+pub use first_sight::Letter;
+pub use inflight::Interval;
+pub use key::{CellKey, CellRef, Kind, Mode, OwnerKind};

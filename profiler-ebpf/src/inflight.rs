@@ -1,0 +1,296 @@
+//! Where begin meets end: the only place that computes a duration.
+//!
+//! Waits of tasks live in a slot by thread number, waits that cannot be preempted in a slot by CPU, up to four nested
+//! ones in each, searched by lock; timed functions are searched by function. Nothing here knows cells or histograms.
+
+use core::intrinsics::{AtomicOrdering, atomic_cxchg};
+
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use profiler_common::{
+    CellKey, Interval, Kind, Mode,
+    inflight::{FLAG_FAILED, FLAG_FOLDED, FLAG_QUEUED, PHASE_QUEUE, PHASE_SPIN},
+    limits::DEPTH,
+    loss::Counter,
+};
+
+use crate::{
+    account::Wait,
+    filter::Current,
+    kernel::{self, Owner},
+    maps::{SLOT_TIDS, SLOTS, SPINS, count, count_by, cpu},
+};
+
+type Slot = *mut [Interval; DEPTH];
+
+/// Nanoseconds of the monotonic clock.
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// What a begin knows of a wait.
+pub struct Begin {
+    pub lock: u64,
+    pub kind: Kind,
+    pub mode: Mode,
+    pub phase: u8,
+    pub flags: u8,
+    /// Number of the timed function, 0 for a tracepoint.
+    pub func: u8,
+    pub owner: Owner,
+}
+
+/// Where the waits of this context live.
+#[derive(Clone, Copy)]
+pub struct Home {
+    slot: Slot,
+    /// The word that says whose slot it is; null for a CPU's.
+    claim: *mut u64,
+}
+
+/// The slot of this CPU's spinning contexts.
+#[inline(always)]
+pub fn cpu_home() -> Option<Home> {
+    let slot = SPINS.get_ptr_mut(cpu())?;
+    Some(Home { slot, claim: core::ptr::null_mut() })
+}
+
+/// The slot of this thread if it has one now. Thread 0 is every CPU's idle task and lives with the CPU.
+#[inline(always)]
+pub fn task_home(tid: u32) -> Option<Home> {
+    if tid == 0 {
+        return cpu_home();
+    }
+    let index = tid & kernel::SLOT_MASK.load();
+    let claim = SLOT_TIDS.get_ptr_mut(index)?;
+    // SAFETY: a map value.
+    if unsafe { core::ptr::read_volatile(claim) } != tid as u64 {
+        return None;
+    }
+    Some(Home { slot: SLOTS.get_ptr_mut(index)?, claim })
+}
+
+/// The slot of this thread, claimed if it is free. A slot held by another thread is a counted loss.
+#[inline(always)]
+pub fn claim_task_home(tid: u32) -> Option<Home> {
+    if tid == 0 {
+        return cpu_home();
+    }
+    let index = tid & kernel::SLOT_MASK.load();
+    let claim = SLOT_TIDS.get_ptr_mut(index)?;
+    // SAFETY: a map value; only the thread it names ever clears it.
+    let holder = unsafe { core::ptr::read_volatile(claim) };
+    if holder != tid as u64 && !take(claim, holder, tid as u64) {
+        count(Counter::SlotCollision);
+        return None;
+    }
+    Some(Home { slot: SLOTS.get_ptr_mut(index)?, claim })
+}
+
+#[inline(always)]
+fn take(claim: *mut u64, holder: u64, tid: u64) -> bool {
+    // SAFETY: a map value; two threads of one slot on two CPUs may try at once.
+    holder == 0
+        && unsafe {
+            atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(claim, 0, tid).1
+        }
+}
+
+impl Home {
+    #[inline(always)]
+    fn interval(&self, index: usize) -> *mut Interval {
+        // SAFETY: callers pass an index below DEPTH.
+        unsafe { (self.slot as *mut Interval).add(index) }
+    }
+
+    /// The open wait for this lock.
+    #[inline(always)]
+    pub fn find_lock(&self, lock: u64) -> Option<*mut Interval> {
+        for index in 0..DEPTH {
+            let interval = self.interval(index);
+            // SAFETY: inside a map value.
+            if unsafe { (*interval).begin_ns != 0 && (*interval).lock == lock } {
+                return Some(interval);
+            }
+        }
+        None
+    }
+
+    /// The open call of this timed function.
+    #[inline(always)]
+    pub fn find_func(&self, func: u8) -> Option<*mut Interval> {
+        for index in 0..DEPTH {
+            let interval = self.interval(index);
+            // SAFETY: inside a map value.
+            if unsafe { (*interval).begin_ns != 0 && (*interval).func == func } {
+                return Some(interval);
+            }
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn find_free(&self) -> Option<*mut Interval> {
+        for index in 0..DEPTH {
+            let interval = self.interval(index);
+            // SAFETY: inside a map value.
+            if unsafe { (*interval).begin_ns } == 0 {
+                return Some(interval);
+            }
+        }
+        None
+    }
+
+    /// Whether `lock` lies inside a lock that this context already waits for (`&sem->wait_lock` inside `sem`).
+    #[inline(always)]
+    pub fn contains(&self, lock: u64) -> bool {
+        for index in 0..DEPTH {
+            let interval = self.interval(index);
+            // SAFETY: inside a map value.
+            let (open, outer, kind) =
+                unsafe { ((*interval).begin_ns != 0, (*interval).lock, (*interval).kind) };
+            if open && lock.wrapping_sub(outer) < kernel::size_of_kind(kind) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Drops a wait whose end was lost: it must neither pair with a later end nor look like an outer wait.
+    #[inline(always)]
+    pub fn forget(&self, stale: *mut Interval) {
+        count(Counter::LostEnd);
+        // SAFETY: inside a map value.
+        unsafe { core::ptr::write_volatile(&raw mut (*stale).begin_ns, 0) };
+    }
+
+    /// Opens a wait in a free place.
+    #[inline(always)]
+    pub fn open(&self, current: &Current, begin: &Begin) {
+        let Some(interval) = self.find_free() else {
+            count(Counter::TooDeep);
+            return;
+        };
+        // SAFETY: inside a map value. User space may copy it while it is written: `begin_ns`, 0 in a free place, is set last.
+        unsafe {
+            fill(&mut *interval, current, begin);
+            let now = now();
+            (*interval).phase_ns = now;
+            core::ptr::write_volatile(&raw mut (*interval).begin_ns, now);
+        }
+    }
+
+    /// Frees a wait's place, and the slot when it was the last one.
+    #[inline(always)]
+    fn close(&self, interval: *mut Interval) {
+        // SAFETY: inside map values.
+        unsafe {
+            core::ptr::write_volatile(&raw mut (*interval).begin_ns, 0);
+            if self.claim.is_null() {
+                return;
+            }
+            for index in 0..DEPTH {
+                if (*self.interval(index)).begin_ns != 0 {
+                    return;
+                }
+            }
+            core::ptr::write_volatile(self.claim, 0);
+        }
+    }
+}
+
+#[inline(always)]
+fn fill(interval: &mut Interval, current: &Current, begin: &Begin) {
+    interval.lock = begin.lock;
+    interval.spin_ns = 0;
+    interval.queue_ns = 0;
+    interval.tid = current.tid;
+    interval.tgid = current.tgid;
+    interval.owner_tgid = begin.owner.tgid;
+    interval.kind = begin.kind as u8;
+    interval.mode = begin.mode as u8;
+    interval.owner_kind = begin.owner.kind;
+    interval.workload = 0;
+    interval.phase = begin.phase;
+    interval.flags = begin.flags;
+    interval.func = begin.func;
+}
+
+/// Ends the phase an open wait is in and starts another.
+#[inline(always)]
+pub fn turn(interval: *mut Interval, phase: u8) {
+    // SAFETY: inside a map value, open, and of the current context.
+    let interval = unsafe { &mut *interval };
+    let now = now();
+    let passed = now.saturating_sub(interval.phase_ns);
+    if interval.phase == PHASE_QUEUE {
+        interval.queue_ns += passed;
+    } else {
+        interval.spin_ns += passed;
+    }
+    interval.phase_ns = now;
+    interval.phase = phase;
+}
+
+/// Marks the queued part of a timed function's wait as begun.
+#[inline(always)]
+pub fn enqueue(interval: *mut Interval) {
+    turn(interval, PHASE_QUEUE);
+    // SAFETY: as in `turn`.
+    unsafe { (*interval).flags |= FLAG_QUEUED };
+}
+
+/// Marks the queued part of a timed function's wait as over.
+#[inline(always)]
+pub fn dequeue(interval: *mut Interval, failed: bool) {
+    turn(interval, PHASE_SPIN);
+    if failed {
+        // SAFETY: as in `turn`.
+        unsafe { (*interval).flags |= FLAG_FAILED };
+    }
+}
+
+/// Closes a wait and says what is to be accounted: nothing for one that is part of an outer wait.
+#[inline(always)]
+pub fn finish(home: &Home, interval: *mut Interval) -> Option<(Wait, u8)> {
+    turn(interval, 0);
+    // SAFETY: inside a map value, open, and of the current context.
+    let open = unsafe { &*interval };
+    let (begin_ns, end_ns, flags) = (open.begin_ns, open.phase_ns, open.flags);
+    let wait = Wait {
+        key: key_of(open),
+        wait_ns: end_ns.saturating_sub(begin_ns),
+        spin_ns: open.spin_ns,
+        queue_ns: open.queue_ns,
+        outcomes: 0,
+        tid: open.tid,
+    };
+    home.close(interval);
+    if end_ns < begin_ns {
+        count(Counter::NegativeWait);
+        return None;
+    }
+    if flags & FLAG_FOLDED != 0 {
+        count(Counter::Folded);
+        count_by(Counter::FoldedNs, wait.wait_ns);
+        return None;
+    }
+    Some((wait, flags))
+}
+
+#[inline(always)]
+fn key_of(open: &Interval) -> CellKey {
+    CellKey {
+        lock: open.lock,
+        instance: 0,
+        stack: 0,
+        tgid: open.tgid,
+        owner_tgid: open.owner_tgid,
+        kind: open.kind,
+        mode: open.mode,
+        owner_kind: open.owner_kind,
+        workload: open.workload,
+        pad: 0,
+    }
+}

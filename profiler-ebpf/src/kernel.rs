@@ -1,0 +1,143 @@
+//! What of the running kernel the programs must know: offsets and sizes, set by user space from BTF and frozen, so that
+//! the verifier prunes what this kernel does not have. No kernel version is known here.
+
+use aya_ebpf::{EbpfContext, Global, helpers::bpf_probe_read_kernel};
+use profiler_common::{Kind, OwnerKind};
+
+/// An offset that this kernel does not have.
+pub const ABSENT: u32 = u32::MAX;
+
+macro_rules! globals {
+    ($($(#[$doc:meta])* $name:ident: $type:ty = $value:expr;)*) => {
+        $($(#[$doc])* #[unsafe(no_mangle)] pub static $name: Global<$type> = Global::new($value);)*
+    };
+}
+
+globals! {
+    /// Cells of one CPU.
+    CELLS_PER_CPU: u32 = 0;
+    /// In-flight slots − 1; a power of two − 1.
+    SLOT_MASK: u32 = 0;
+    /// Letters of one CPU − 1; a power of two − 1.
+    MAILBOX_MASK: u32 = 0;
+    /// Histograms of one shard.
+    HISTS_PER_SHARD: u32 = 0;
+    /// Shards − 1; a power of two − 1.
+    SHARD_MASK: u32 = 0;
+    /// Frames of the tracing machinery itself to leave out of a stack walked at a tracepoint.
+    SKIP_TRACEPOINT: u32 = 0;
+    /// The same for a stack walked at a function's exit.
+    SKIP_FUNCTION: u32 = 0;
+    /// RWSEM_WAIT_TIMEOUT in nanoseconds (kernel/locking/rwsem.c); 0 = not known.
+    HANDOFF_NS: u64 = 0;
+    /// Kinds to record, bits 1 << Kind.
+    KINDS: u32 = u32::MAX;
+    /// rw_semaphore.owner
+    OFF_RWSEM_OWNER: u32 = ABSENT;
+    /// mutex.owner
+    OFF_MUTEX_OWNER: u32 = ABSENT;
+    /// task_struct.tgid
+    OFF_TASK_TGID: u32 = ABSENT;
+    /// task_struct.on_cpu
+    OFF_TASK_ON_CPU: u32 = ABSENT;
+    /// task_struct.signal
+    OFF_TASK_SIGNAL: u32 = ABSENT;
+    /// signal_struct.live
+    OFF_SIGNAL_LIVE: u32 = ABSENT;
+    /// Size of struct rw_semaphore; 0 = not known, then nothing is folded into one.
+    SIZE_RWSEM: u32 = 0;
+    /// Size of struct mutex.
+    SIZE_MUTEX: u32 = 0;
+    /// Size of struct qrwlock.
+    SIZE_RWLOCK: u32 = 0;
+    /// Size of struct semaphore.
+    SIZE_SEMAPHORE: u32 = 0;
+    /// Size of struct percpu_rw_semaphore.
+    SIZE_PERCPU_RWSEM: u32 = 0;
+    /// Size of struct rwbase_rt or rt_mutex_base, whichever is larger.
+    SIZE_RT: u32 = 0;
+}
+
+/// Bytes that a lock of this kind occupies.
+#[inline(always)]
+pub fn size_of_kind(kind: u8) -> u64 {
+    let size = if kind == Kind::Rwsem as u8 {
+        SIZE_RWSEM.load()
+    } else if kind == Kind::Mutex as u8 {
+        SIZE_MUTEX.load()
+    } else if kind == Kind::Rwlock as u8 {
+        SIZE_RWLOCK.load()
+    } else if kind == Kind::PercpuRwsem as u8 {
+        SIZE_PERCPU_RWSEM.load()
+    } else if kind == Kind::Semaphore as u8 {
+        SIZE_SEMAPHORE.load()
+    } else if kind == Kind::Rt as u8 {
+        SIZE_RT.load()
+    } else {
+        0
+    };
+    size as u64
+}
+
+/// Reads a value of the kernel's at an address; `None` when the page is not there.
+#[inline(always)]
+pub fn read<T>(address: u64) -> Option<T> {
+    // SAFETY: the helper faults safely on any address.
+    unsafe { bpf_probe_read_kernel(address as *const T) }.ok()
+}
+
+/// Who held a lock: what its owner word says.
+#[derive(Clone, Copy)]
+pub struct Owner {
+    /// An [`OwnerKind`].
+    pub kind: u8,
+    /// The process, when the kind says a task.
+    pub tgid: u32,
+    /// The owner word itself, 0 when it was not read.
+    pub word: u64,
+}
+
+/// RWSEM_READER_OWNED (kernel/locking/rwsem.c): the word names one arbitrary recent reader.
+const READER_OWNED: u64 = 1;
+/// Both rwsem and mutex keep flags in the low three bits at most.
+const OWNER_FLAGS: u64 = 7;
+
+/// The owner of a lock at this moment, from the lock's own word.
+#[inline(always)]
+pub fn owner(lock: u64, kind: Kind) -> Owner {
+    let (offset, readers) = match kind {
+        Kind::Rwsem => (OFF_RWSEM_OWNER.load(), READER_OWNED),
+        Kind::Mutex => (OFF_MUTEX_OWNER.load(), 0),
+        _ => (ABSENT, 0),
+    };
+    if offset == ABSENT {
+        return Owner { kind: OwnerKind::NotKept as u8, tgid: 0, word: 0 };
+    }
+    let word: u64 = read(lock + offset as u64).unwrap_or(0);
+    if word & readers != 0 {
+        return Owner { kind: OwnerKind::Readers as u8, tgid: 0, word };
+    }
+    owner_task(word)
+}
+
+#[inline(always)]
+fn owner_task(word: u64) -> Owner {
+    let task = word & !OWNER_FLAGS;
+    let unknown = Owner { kind: OwnerKind::Unknown as u8, tgid: 0, word };
+    if task == 0 || OFF_TASK_TGID.load() == ABSENT || OFF_TASK_ON_CPU.load() == ABSENT {
+        return unknown;
+    }
+    let tgid = read::<u32>(task + OFF_TASK_TGID.load() as u64);
+    let on_cpu = read::<u32>(task + OFF_TASK_ON_CPU.load() as u64);
+    let (Some(tgid), Some(on_cpu)) = (tgid, on_cpu) else { return unknown };
+    let kind = if on_cpu != 0 { OwnerKind::OnCpu } else { OwnerKind::OffCpu };
+    Owner { kind: kind as u8, tgid, word }
+}
+
+/// The n-th argument of a raw or BTF tracepoint, or of a traced function, as the kernel hands it over: an array of
+/// 64-bit words.
+#[inline(always)]
+pub fn argument<C: EbpfContext>(ctx: &C, n: usize) -> u64 {
+    // SAFETY: for these program types the context is that array, and the verifier refuses an n that does not exist.
+    unsafe { *(ctx.as_ptr() as *const u64).add(n) }
+}

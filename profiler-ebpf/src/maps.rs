@@ -1,0 +1,118 @@
+//! Every map of the kernel side. Sizes here are for one small machine; user space sets them at load from the possible
+//! CPUs and the memory bound. Nothing in this file counts or decides.
+
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
+use aya_ebpf::{
+    btf_maps::CgroupArray,
+    helpers::bpf_get_smp_processor_id,
+    macros::{btf_map, map},
+    maps::{Array, HashMap},
+};
+use profiler_common::{
+    Cell, CellKey, CellRef, Control, Interval, Letter,
+    first_sight::MailboxEnds,
+    hist::STRIDE,
+    limits::{DEPTH, MAX_CGROUPS, MAX_FRAMES, MAX_TGIDS},
+    loss::{COUNTERS as COUNTER_ROOM, Counter},
+};
+
+/// `BPF_F_MMAPABLE` (include/uapi/linux/bpf.h).
+const MMAPABLE: u32 = 1 << 10;
+
+/// What user space steers; one entry.
+#[map]
+pub static CONTROL: Array<Control> = Array::with_max_entries(1, MMAPABLE);
+
+/// Known keys. Filled by user space only; preallocated.
+#[map]
+pub static CELL_OF: HashMap<CellKey, CellRef> = HashMap::with_max_entries(1024, 0);
+
+/// [cpu × cells + cell]. Each CPU writes its own.
+#[map]
+pub static CELLS: Array<Cell> = Array::with_max_entries(1, MMAPABLE);
+
+/// [shard × histograms + histogram].
+#[map]
+pub static HISTS: Array<[u32; STRIDE]> = Array::with_max_entries(1, MMAPABLE);
+
+/// Which thread holds each in-flight slot; 0 = free. Apart from the slots, so that a scan of all reads little.
+#[map]
+pub static SLOT_TIDS: Array<u64> = Array::with_max_entries(1, MMAPABLE);
+
+/// Open waits of tasks, by thread number modulo the size.
+#[map]
+pub static SLOTS: Array<[Interval; DEPTH]> = Array::with_max_entries(1, MMAPABLE);
+
+/// Open waits of code that cannot be preempted, by CPU.
+#[map]
+pub static SPINS: Array<[Interval; DEPTH]> = Array::with_max_entries(1, MMAPABLE);
+
+/// [cpu × letters + position].
+#[map]
+pub static MAILBOX: Array<Letter> = Array::with_max_entries(1, MMAPABLE);
+
+/// Head and tail of each CPU's mailbox.
+#[map]
+pub static MAILBOX_ENDS: Array<MailboxEnds> = Array::with_max_entries(1, MMAPABLE);
+
+/// Tallies and losses of each CPU.
+#[map]
+pub static COUNTERS: Array<[u64; COUNTER_ROOM]> = Array::with_max_entries(1, MMAPABLE);
+
+/// Frames being walked: [cpu × 2 + family]. A program does not nest with itself on a CPU, so one entry for each family
+/// of programs that can interrupt one another is enough.
+#[map]
+pub static SCRATCH: Array<[u64; MAX_FRAMES]> = Array::with_max_entries(1, 0);
+
+/// Selected processes.
+#[map]
+pub static TGIDS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_TGIDS, 0);
+
+/// Selected cgroups.
+#[btf_map]
+pub static CGROUPS: CgroupArray<MAX_CGROUPS> = CgroupArray::new();
+
+/// This CPU's number.
+#[inline(always)]
+pub fn cpu() -> u32 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_get_smp_processor_id() }
+}
+
+/// Adds to a word of this CPU that an interrupt on the same CPU may add to as well.
+#[inline(always)]
+pub fn add_u64(word: *mut u64, value: u64) {
+    // SAFETY: callers pass words inside map values. Relaxed is the non-fetching form, and the result is not used.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(word, value) };
+}
+
+/// Adds to a 32-bit word inside a map value.
+#[inline(always)]
+pub fn add_u32(word: *mut u32, value: u32) {
+    // SAFETY: as in `add_u64`.
+    unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(word, value) };
+}
+
+/// Adds one and says what was there. Must not be relaxed: the compiler then drops the fetch and returns the addend.
+#[inline(always)]
+pub fn fetch_increment(word: *mut u64) -> u64 {
+    // SAFETY: callers pass words inside map values.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(word, 1) }
+}
+
+/// Counts one on this CPU.
+#[inline(always)]
+pub fn count(counter: Counter) {
+    count_by(counter, 1);
+}
+
+/// Counts `value` on this CPU.
+#[inline(always)]
+pub fn count_by(counter: Counter, value: u64) {
+    if let Some(counters) = COUNTERS.get_ptr_mut(cpu()) {
+        // SAFETY: every counter's number is below COUNTER_ROOM.
+        let word = unsafe { (*counters).as_mut_ptr().add(counter as usize) };
+        add_u64(word, value);
+    }
+}

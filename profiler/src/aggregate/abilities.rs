@@ -1,0 +1,85 @@
+//! What this host's coverage says about each kind of lock: which parts of a wait can be told, and why others cannot.
+//!
+//! Must not look at numbers: a zero is never taken for *not measured*, nor the other way round.
+
+use profiler_common::Kind;
+
+use super::{Coverage, CoverageState, Reason};
+
+/// What can be told. An `Err` holds the reason why not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// Outcomes at rwsems, and the spinning part of their waits.
+    pub rwsem: Result<(), Reason>,
+}
+
+impl Abilities {
+    /// Reads the lines of the probe `rwsem`; where some of them are about outcomes, these decide.
+    pub fn of(coverage: &[Coverage]) -> Abilities {
+        let rwsem: Vec<&Coverage> = coverage.iter().filter(|c| c.probe == "rwsem").collect();
+        let about: Vec<&Coverage> = rwsem.iter().copied().filter(|c| c.metric.contains("outcome")).collect();
+        let lines = if about.is_empty() { &rwsem } else { &about };
+        let can = |c: &&&Coverage| matches!(c.state, CoverageState::Full | CoverageState::Partial);
+        if lines.iter().any(|c| can(&c)) {
+            return Abilities { rwsem: Ok(()) };
+        }
+        let reason = lines.iter().find_map(|c| c.reason.clone()).map(Reason::from);
+        Abilities { rwsem: Err(reason.unwrap_or(Reason::from("the rwsem probe is not in use"))) }
+    }
+
+    /// Whether the spinning part of this kind's waits is known.
+    pub fn spin(&self, kind: Option<Kind>) -> Result<(), Reason> {
+        match kind {
+            Some(Kind::Spin | Kind::Rwlock | Kind::Mutex) => Ok(()),
+            Some(Kind::Rwsem) => self.rwsem.clone(),
+            Some(Kind::Semaphore | Kind::PercpuRwsem | Kind::Rt) => {
+                Err(Reason::from("the tracepoint does not tell spinning apart"))
+            }
+            None => Err(Reason::from("several kinds, or an unknown one")),
+        }
+    }
+
+    /// Whether the queued part is known: everywhere the tracepoint is, since it marks the queue.
+    pub fn queue(&self, kind: Option<Kind>) -> Result<(), Reason> {
+        match kind {
+            Some(_) => Ok(()),
+            None => Err(Reason::from("several kinds, or an unknown one")),
+        }
+    }
+
+    /// Whether outcomes are known.
+    pub fn outcomes(&self, kind: Option<Kind>) -> Result<(), Reason> {
+        match kind {
+            Some(Kind::Rwsem) => self.rwsem.clone(),
+            _ => Err(Reason::from("outcomes are kept for rwsems only")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(metric: &str, state: CoverageState, reason: Option<&str>) -> Coverage {
+        Coverage {
+            probe: "rwsem".into(),
+            metric: metric.into(),
+            hook: None,
+            state,
+            reason: reason.map(str::to_string),
+        }
+    }
+
+    #[test]
+    fn lines_about_outcomes_decide() {
+        let queued = line("queued waits", CoverageState::Partial, None);
+        let outcomes = line("outcomes", CoverageState::Absent, Some("function probes not permitted"));
+        let abilities = Abilities::of(&[queued.clone(), outcomes]);
+        assert_eq!(abilities.rwsem, Err(Reason::from("function probes not permitted")));
+        assert_eq!(abilities.spin(Some(Kind::Mutex)), Ok(()));
+        assert!(abilities.spin(Some(Kind::Rwsem)).is_err());
+        assert_eq!(Abilities::of(&[queued]).rwsem, Ok(()));
+        assert!(Abilities::of(&[]).outcomes(Some(Kind::Rwsem)).is_err());
+        assert!(abilities.outcomes(Some(Kind::Mutex)).is_err());
+    }
+}

@@ -1,0 +1,8 @@
+//! Reports for files and pipes, one file per format.
+//!
+//! Must not know aya, maps or the live view, and must not compute what `aggregate` did not.
+#![forbid(unsafe_code)]
+
+mod grid;
+pub mod json;
+pub mod table;

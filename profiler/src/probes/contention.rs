@@ -1,0 +1,90 @@
+//! Probe `contention`: every kernel lock's own tracepoints. Says what they hide on this host.
+
+use super::spec::{Attached, Attachment, Hook, ProbeSpec, Target};
+use crate::kernel::features::{Features, SpinVisibility};
+use crate::snapshot::{Coverage, CoverageState};
+
+/// The probe.
+pub const SPEC: ProbeSpec = ProbeSpec {
+    id: "contention",
+    sentence: "waits for every kind of kernel lock, by the tracepoints lock:contention_begin and contention_end",
+    cost: "runs only when a lock is contended; the stack walk is most of it, and --min-wait saves it",
+    lost: "every wait for a spinlock, rwlock, mutex, semaphore, percpu-rwsem or rt lock, and the queued part of rwsems",
+    hooks: &[
+        Hook {
+            name: "tp_btf",
+            attachments: &[
+                attach("contention_end", Target::BtfTracepoint("contention_end")),
+                attach("contention_begin", Target::BtfTracepoint("contention_begin")),
+            ],
+        },
+        Hook {
+            name: "raw_tp",
+            attachments: &[
+                attach("contention_end_raw", Target::RawTracepoint("contention_end")),
+                attach("contention_begin_raw", Target::RawTracepoint("contention_begin")),
+            ],
+        },
+    ],
+    coverage,
+};
+
+const fn attach(program: &'static str, target: Target) -> Attachment {
+    Attachment { program, target, optional: false }
+}
+
+fn coverage(attached: &Attached, features: &Features) -> Vec<Coverage> {
+    let Some(hook) = attached.hook else {
+        let state = if attached.wanted { CoverageState::Absent } else { CoverageState::Off };
+        return vec![line("every lock's waits", None, state, Some(attached.reason()))];
+    };
+    let hook = Some(hook.to_owned());
+    let full = |metric: &str| line(metric, hook.clone(), CoverageState::Full, None);
+    vec![
+        spin(hook.clone(), features),
+        full("mutex, semaphore, percpu-rwsem waits"),
+        line("rwlock waits", hook.clone(), CoverageState::Partial, Some(RWLOCK.to_owned())),
+        rt(hook.clone(), features),
+        line(
+            "bit locks, lock_buffer, folio lock, wait queues",
+            None,
+            CoverageState::Absent,
+            Some(NO_HOOK.to_owned()),
+        ),
+    ]
+}
+
+const RWLOCK: &str =
+    "readers in interrupts spin before the tracepoint (qrwlock.c, queued_read_lock_slowpath)";
+const NO_HOOK: &str =
+    "the kernel has no lock tracepoint there: mbcache's buckets, jbd2's waits and buffer locks are hidden";
+const QUEUED: &str =
+    "queued waiters only: the second contender spins on the pending bit, untraced (qspinlock.c)";
+
+fn spin(hook: Option<String>, features: &Features) -> Coverage {
+    let metric = "spinlock waits";
+    match &features.spin_visibility {
+        SpinVisibility::Queued => line(metric, hook, CoverageState::Partial, Some(QUEUED.to_owned())),
+        SpinVisibility::Paravirt => line(metric, hook, CoverageState::Full, None),
+        SpinVisibility::Invisible(reason) => {
+            let reason = format!("spinlock waits are invisible here: {reason}");
+            line(metric, None, CoverageState::Absent, Some(reason))
+        }
+        SpinVisibility::Unknown(reason) => {
+            let reason = format!("which spinlock waits are traced here is not known: {reason}");
+            line(metric, hook, CoverageState::Partial, Some(reason))
+        }
+    }
+}
+
+fn rt(hook: Option<String>, features: &Features) -> Coverage {
+    if features.preempt_rt {
+        return line("rt locks (rtmutex, rwbase)", hook, CoverageState::Full, None);
+    }
+    let reason = "not a PREEMPT_RT kernel: only rtmutexes proper (futex PI, i2c) take this path";
+    line("rt locks (rtmutex, rwbase)", hook, CoverageState::Full, Some(reason.to_owned()))
+}
+
+fn line(metric: &str, hook: Option<String>, state: CoverageState, reason: Option<String>) -> Coverage {
+    Coverage { probe: SPEC.id.to_owned(), metric: metric.to_owned(), hook, state, reason }
+}

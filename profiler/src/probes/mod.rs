@@ -1,0 +1,19 @@
+//! The probes: one file each, of the same name as its kernel side. `--probe`, `doctor`, help and coverage follow from
+//! these specifications; nothing is registered anywhere else. No map and no number is read here.
+
+pub mod contention;
+pub mod rwsem;
+pub mod spec;
+
+pub use spec::{Attachment, Hook, ProbeSpec, Target};
+
+/// Every probe, in the order in which they are attached.
+pub const ALL: [&ProbeSpec; 2] = [&contention::SPEC, &rwsem::SPEC];
+
+/// Programs of the object that no probe attaches: by tests (`drive_*`), or to follow a command (`follow_*`).
+pub const UNATTACHED: [&str; 4] = ["drive_entry", "drive_exit", "follow_fork", "follow_exit"];
+
+/// The probe with this id.
+pub fn by_id(id: &str) -> Option<&'static ProbeSpec> {
+    ALL.into_iter().find(|spec| spec.id == id)
+}

@@ -1,0 +1,390 @@
+//! One measuring session: loads the object, selects whose waits, attaches the probes, and empties the mailboxes from a
+//! thread of its own until it is closed. Decides nothing about what is shown.
+
+use std::{
+    process::Command,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use profiler_common::{Control, Kind};
+
+use crate::{
+    cli::MeasureArgs,
+    exit::CannotRun,
+    identity::Identity,
+    kernel::{btf::Btf, features::Features, kallsyms::Kallsyms},
+    load::{Attacher, Loaded, LogReader, Mapped, Options, Sizes, attach::Links},
+    privilege,
+    probes::{self, ProbeSpec, spec::Attached},
+    snapshot::{Coverage, CoverageState, Names, Snapshot, read::OpenWaits, read::Reader},
+    workload::{
+        Selection, cgroup,
+        cgroup::FreshCgroup,
+        command::{self, CommandUser},
+    },
+};
+
+/// How long the mailboxes are left alone while letters come in, and while none do.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+const IDLE_PAUSE: Duration = Duration::from_millis(10);
+/// A wait this old whose thread is gone lost its end.
+const ABANDONED_NS: u64 = 60_000_000_000;
+
+/// What the session is to do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What to measure.
+    pub measure: MeasureArgs,
+    /// Whose waits.
+    pub selection: Selection,
+}
+
+/// What of the host a session, and doctor, look at first.
+pub struct Host {
+    /// Facts read.
+    pub features: Features,
+    /// The kernel's types, or why there are none.
+    pub btf: Result<Btf>,
+    /// The kernel's symbols, or why there are none.
+    pub symbols: Result<Kallsyms>,
+}
+
+impl Host {
+    /// Looks.
+    ///
+    /// # Errors
+    /// When not even the number of CPUs can be read.
+    pub fn look() -> Result<Host> {
+        let symbols = Kallsyms::read();
+        let none = Kallsyms::default();
+        let features = Features::read(symbols.as_ref().unwrap_or(&none))?;
+        Ok(Host { features, btf: Btf::vmlinux(), symbols })
+    }
+}
+
+/// A running session. Dropping it detaches every program and removes the cgroup.
+pub struct Session {
+    loaded: Loaded,
+    links: Links,
+    reader: Arc<Mutex<Reader>>,
+    control: Arc<Mapped<Control>>,
+    drain: Option<Drain>,
+    log: Option<LogReader>,
+    cgroup: Option<FreshCgroup>,
+    follows_by_process: bool,
+    /// What this host lets us see.
+    pub coverage: Vec<Coverage>,
+    /// Facts about the host.
+    pub features: Features,
+    /// Nanoseconds of the monotonic clock from which on waits are recorded; 0 = not yet.
+    pub attached_ns: u64,
+    /// What the user should know before the first number.
+    pub warnings: Vec<String>,
+}
+
+struct Drain {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<()>>,
+}
+
+/// The kernel in one line: release, version and machine.
+pub fn kernel_line(features: &Features) -> String {
+    format!("{} {} {}", features.release, features.version, features.machine)
+}
+
+/// The monotonic clock, as `bpf_ktime_get_ns` reads it, in nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec of ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// CPU time of this process so far, user and system, in nanoseconds.
+fn own_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec of ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+impl Session {
+    /// Opens a session with everything attached and nothing recorded yet: [`Session::start`] does that.
+    ///
+    /// # Errors
+    /// [`CannotRun`] when no probe can be attached on this host; else what went wrong with the plan.
+    pub fn open(plan: &Plan) -> Result<Session> {
+        plan.selection.check()?;
+        let host = Host::look()?;
+        Session::open_on(plan, host)
+    }
+
+    fn open_on(plan: &Plan, host: Host) -> Result<Session> {
+        let Host { features, btf, symbols } = host;
+        let mut warnings = Vec::new();
+        let btf = btf.map_err(|error| warnings.push(format!("no kernel types: {error:#}"))).ok();
+        let symbols = symbols.map_err(|error| warnings.push(format!("no kernel symbols: {error:#}"))).ok();
+        if let Some(reason) = symbols.as_ref().and_then(Kallsyms::reason) {
+            warnings.push(format!("no kernel symbols: {reason}"));
+        }
+        let options = options(&plan.measure, &features)?;
+        let mut loaded = Loaded::new(&options, btf.as_ref(), &features).map_err(cannot_load)?;
+        let identity = Identity::new(symbols, plan.measure.raw_addresses);
+        let reader = Reader::new(&mut loaded, Box::new(identity))?;
+        let control = reader.control();
+        let mut session = Session {
+            loaded,
+            links: Links::default(),
+            reader: Arc::new(Mutex::new(reader)),
+            control,
+            drain: None,
+            log: None,
+            cgroup: None,
+            follows_by_process: false,
+            coverage: Vec::new(),
+            features,
+            attached_ns: 0,
+            warnings,
+        };
+        if plan.measure.bpf_log {
+            session.log = Some(session.loaded.logger()?);
+        }
+        session.select(plan)?;
+        session.attach(plan, btf.as_ref())?;
+        Ok(session)
+    }
+
+    fn select(&mut self, plan: &Plan) -> Result<()> {
+        let selection = &plan.selection;
+        let mut cgroups = 0;
+        for path in &selection.cgroups {
+            self.loaded.select_cgroup(cgroups, cgroup::open(path)?)?;
+            cgroups += 1;
+        }
+        if !selection.command.is_empty() {
+            cgroups += self.select_command(cgroups)?;
+        }
+        let tgids = selection.tgids()?;
+        let mut selected = self.loaded.tgids()?;
+        for tgid in tgids {
+            selected.insert(tgid, tgid, 0).context("selecting a process")?;
+        }
+        let mut control = Control {
+            min_wait_ns: plan.measure.min_wait,
+            stack_depth: plan.measure.stack_depth,
+            own_tgid: std::process::id(),
+            ..Control::default()
+        };
+        selection.write(&mut control, cgroups, self.follows_by_process)?;
+        self.control.set(0, control);
+        Ok(())
+    }
+
+    /// Prepares to follow a command: by a cgroup of its own, else by its processes. Says how many cgroups that took.
+    fn select_command(&mut self, index: u32) -> Result<u32> {
+        let fresh = FreshCgroup::new().and_then(|fresh| {
+            self.loaded.select_cgroup(index, fresh.directory()?)?;
+            Ok(fresh)
+        });
+        match fresh {
+            Ok(fresh) => {
+                self.warnings.extend(fresh.warning());
+                self.cgroup = Some(fresh);
+                Ok(1)
+            }
+            Err(error) => {
+                let how = "the command is followed by its processes";
+                self.warnings.push(format!("no cgroup of its own ({error:#}): {how}"));
+                self.links.follow(&mut self.loaded, "follow_exit", "sched_process_exit")?;
+                self.links.follow(&mut self.loaded, "follow_fork", "sched_process_fork")?;
+                self.follows_by_process = true;
+                Ok(0)
+            }
+        }
+    }
+
+    fn attach(&mut self, plan: &Plan, btf: Option<&Btf>) -> Result<()> {
+        let mut stands = false;
+        for spec in probes::ALL {
+            let attached = self.attach_probe(spec, plan, btf);
+            stands |= attached.hook.is_some();
+            self.coverage.extend((spec.coverage)(&attached, &self.features));
+        }
+        if stands {
+            return Ok(());
+        }
+        Err(CannotRun(nothing_stands(&self.coverage)).into())
+    }
+
+    fn attach_probe(&mut self, spec: &ProbeSpec, plan: &Plan, btf: Option<&Btf>) -> Attached {
+        if !is_wanted(spec, &plan.measure) {
+            return Attached::default();
+        }
+        let only = match spec.id {
+            "rwsem" => plan.measure.rwsem_hook.as_deref(),
+            _ => plan.measure.contention_hook.as_deref(),
+        };
+        Attacher::new(&mut self.loaded, btf).attach(spec, only, &mut self.links)
+    }
+
+    /// Starts to record, and to empty the mailboxes.
+    pub fn start(&mut self) {
+        let mut control = self.control.get(0);
+        control.enabled = 1;
+        self.control.set(0, control);
+        self.attached_ns = monotonic_ns();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (reader, stopped, log) = (Arc::clone(&self.reader), Arc::clone(&stop), self.log.take());
+        let thread = std::thread::spawn(move || drain_until(&reader, &stopped, log));
+        self.drain = Some(Drain { stop, thread });
+    }
+
+    /// The command of the plan, ready to be spawned into what is followed.
+    ///
+    /// # Errors
+    /// When its user is unknown, or the cgroup has gone.
+    pub fn command(&self, plan: &Plan, user: &CommandUser) -> Result<Command> {
+        let procs = self.cgroup.as_ref().map(FreshCgroup::procs).transpose()?;
+        command::prepare(&plan.selection.command, user, procs)
+    }
+
+    /// While this is set, children of the calling thread are followed: only where there is no cgroup v2.
+    pub fn adopt(&self, adopting: bool) {
+        if !self.follows_by_process {
+            return;
+        }
+        // SAFETY: the number of our own thread.
+        let tid = unsafe { libc::gettid() } as u32;
+        let mut control = self.control.get(0);
+        control.adopt_tid = if adopting { tid } else { 0 };
+        self.control.set(0, control);
+    }
+
+    /// Reads everything, and the names that came up.
+    ///
+    /// # Errors
+    /// When the kernel refuses a new key.
+    pub fn snapshot(&mut self) -> Result<(Names, Snapshot)> {
+        let mut reader = lock(&self.reader);
+        reader.drop_abandoned(monotonic_ns(), ABANDONED_NS, |tid| !task_exists(tid));
+        let mut snapshot = reader.snapshot(monotonic_ns)?;
+        let names = reader.take_names();
+        drop(reader);
+        snapshot.cost.programs = self.links.costs();
+        snapshot.cost.own_cpu_ns = own_cpu_ns();
+        snapshot.cost.map_bytes = self.loaded.sizes.bytes();
+        Ok((names, snapshot))
+    }
+
+    /// The in-flight table, for an independent sampler.
+    pub fn open_waits(&self) -> OpenWaits {
+        lock(&self.reader).open_waits()
+    }
+
+    /// Programs that are attached, as fds.
+    pub fn program_fds(&self) -> Vec<i32> {
+        self.links.program_fds()
+    }
+
+    /// The loaded object, for tests that drive its programs.
+    pub fn loaded(&mut self) -> &mut Loaded {
+        &mut self.loaded
+    }
+
+    /// Stops recording: what is in the maps stays to be read.
+    pub fn stop(&mut self) {
+        let mut control = self.control.get(0);
+        control.enabled = 0;
+        self.control.set(0, control);
+    }
+
+    fn stop_draining(&mut self) -> Result<()> {
+        let Some(drain) = self.drain.take() else { return Ok(()) };
+        drain.stop.store(true, Ordering::Relaxed);
+        drain.thread.join().unwrap_or(Ok(()))
+    }
+
+    /// Detaches everything.
+    ///
+    /// # Errors
+    /// What stopped the mailbox thread, if something did.
+    pub fn close(mut self) -> Result<()> {
+        self.stop();
+        let result = self.stop_draining();
+        self.links.detach(&mut self.loaded);
+        result
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = self.stop_draining();
+        self.links.detach(&mut self.loaded);
+    }
+}
+
+fn is_wanted(spec: &ProbeSpec, measure: &MeasureArgs) -> bool {
+    // The rwsem probe takes its queued part from the tracepoints; then only rwsems are recorded by them.
+    let asked = |id: &str| measure.probes.iter().any(|probe| probe.id() == id);
+    measure.probes.is_empty() || asked(spec.id) || (spec.id == "contention" && asked("rwsem"))
+}
+
+fn kinds(measure: &MeasureArgs) -> u32 {
+    let only_rwsem = measure.probes.iter().all(|probe| probe.id() == "rwsem") && !measure.probes.is_empty();
+    if only_rwsem { 1 << Kind::Rwsem as u32 | 1 << Kind::Rt as u32 } else { u32::MAX }
+}
+
+fn options(measure: &MeasureArgs, features: &Features) -> Result<Options> {
+    let cpus = features.possible_cpus;
+    let bound = measure.map_memory.map_or_else(|| Sizes::default_bound(cpus), |mib| mib << 20);
+    Ok(Options { sizes: Sizes::within(cpus, bound)?, kinds: kinds(measure), log: measure.bpf_log })
+}
+
+fn cannot_load(error: anyhow::Error) -> anyhow::Error {
+    let missing: Vec<String> =
+        privilege::missing().iter().map(|(name, purpose)| format!("{name} ({purpose})")).collect();
+    let advice = if missing.is_empty() {
+        "this kernel refuses BPF maps".to_owned()
+    } else {
+        format!("missing: {}; run it with sudo", missing.join(", "))
+    };
+    CannotRun(format!("{advice}: {error:#}")).into()
+}
+
+fn nothing_stands(coverage: &[Coverage]) -> String {
+    let mut text = String::from("no probe can be attached on this host:");
+    for line in coverage.iter().filter(|line| line.state != CoverageState::Off) {
+        let reason = line.reason.as_deref().unwrap_or("no reason given");
+        text.push_str(&format!("\n  {}: {}: {reason}", line.probe, line.metric));
+    }
+    for (name, purpose) in privilege::missing() {
+        text.push_str(&format!("\n  missing {name}: {purpose}"));
+    }
+    text
+}
+
+fn task_exists(tid: u32) -> bool {
+    std::path::Path::new("/proc").join(tid.to_string()).exists()
+}
+
+fn lock(reader: &Mutex<Reader>) -> MutexGuard<'_, Reader> {
+    reader.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn drain_until(reader: &Mutex<Reader>, stop: &AtomicBool, mut log: Option<LogReader>) -> Result<()> {
+    while !stop.load(Ordering::Relaxed) {
+        let letters = lock(reader).drain()?;
+        if let Some(log) = &mut log {
+            log.flush();
+        }
+        std::thread::sleep(if letters == 0 { IDLE_PAUSE } else { BUSY_PAUSE });
+    }
+    Ok(())
+}

@@ -1,0 +1,517 @@
+//! Turns maps into [`Snapshot`]s, and letters into cells. Knows the maps and the types, no symbol and no filter.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
+
+use anyhow::Result;
+use aya::maps::MapData;
+use profiler_common::{
+    Cell, CellKey, CellRef, Control, Interval, Kind, Letter,
+    cell::{OUTCOMES, Outcome},
+    first_sight::{INTERRUPTED, MailboxEnds},
+    hist::{BUCKETS, STRIDE, bucket},
+    inflight::{FLAG_FOLDED, FLAG_QUEUED, PHASE_QUEUE},
+    key::NO_HIST,
+    limits::{BELOW_CELLS, DEPTH, MAX_FRAMES, RESERVED_CELLS},
+    loss::{COUNTERS, Counter},
+};
+
+use super::{CellId, CellName, Names, OpenWait, Snapshot, Totals};
+use crate::load::{Loaded, Mapped, PodKey, PodRef, Sizes};
+
+/// Gives numbers to what the maps only hold as addresses.
+pub trait Namer: Send {
+    /// The number of a lock.
+    fn lock(&mut self, address: u64, kind: u8) -> u32;
+    /// The number of a stack, and a token that is the same for stacks of the same caller.
+    fn stack(&mut self, hash: u64, frames: &[u64]) -> (u32, u64);
+    /// Notes a process's name.
+    fn process(&mut self, tgid: u32, comm: [u8; 16]);
+    /// Notes what a new cell counts.
+    fn cell(&mut self, name: CellName);
+    /// Notes that a row has no complete histogram.
+    fn without_hist(&mut self, row: u32, reason: &str);
+    /// Hands out the names that came up since the last call.
+    fn take(&mut self) -> Names;
+}
+
+/// One cell that user space made.
+struct Place {
+    id: CellId,
+    /// Counted from letters, before the kernel side knew the key.
+    base: Totals,
+    /// Sums of outcomes: the kernel's counters are 32 bits wide and may wrap, their differences do not.
+    outcomes: [u64; OUTCOMES],
+    outcomes_raw: [u32; OUTCOMES],
+    /// As last reported.
+    last: Totals,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct RowKey {
+    lock: u64,
+    instance: u64,
+    caller: u64,
+    kind: u8,
+    mode: u8,
+    workload: u8,
+}
+
+/// A row's histogram.
+struct RowHist {
+    /// Its slot in the map, if it has one.
+    slot: u32,
+    /// Counted from letters.
+    base: Vec<u64>,
+    sums: Vec<u64>,
+    raw: Vec<u32>,
+}
+
+/// Reads the maps. One reader for each loaded object.
+pub struct Reader {
+    sizes: Sizes,
+    keys: aya::maps::HashMap<MapData, PodKey, PodRef>,
+    cells: Mapped<Cell>,
+    hists: Mapped<[u32; STRIDE]>,
+    slot_tids: Arc<Mapped<u64>>,
+    slots: Arc<Mapped<[Interval; DEPTH]>>,
+    spins: Arc<Mapped<[Interval; DEPTH]>>,
+    mailbox: Mapped<Letter>,
+    ends: Mapped<MailboxEnds>,
+    counters: Mapped<[u64; COUNTERS]>,
+    control: Arc<Mapped<Control>>,
+    places: Vec<Place>,
+    place_of: HashMap<CellKey, usize>,
+    row_of: HashMap<RowKey, u32>,
+    rows: Vec<RowHist>,
+    changed_rows: HashSet<u32>,
+    reserved: Vec<Totals>,
+    lost_in_table: u64,
+    abandoned: u64,
+    namer: Box<dyn Namer>,
+}
+
+impl Reader {
+    /// Maps everything. `namer` hears of each first sight.
+    ///
+    /// # Errors
+    /// When a map cannot be mapped.
+    pub fn new(loaded: &mut Loaded, namer: Box<dyn Namer>) -> Result<Reader> {
+        let sizes = loaded.sizes;
+        Ok(Reader {
+            sizes,
+            keys: loaded.take_keys()?,
+            cells: loaded.mapped("CELLS", sizes.cpus * sizes.cells)?,
+            hists: loaded.mapped("HISTS", sizes.shards * sizes.hists)?,
+            slot_tids: Arc::new(loaded.mapped("SLOT_TIDS", sizes.slots)?),
+            slots: Arc::new(loaded.mapped("SLOTS", sizes.slots)?),
+            spins: Arc::new(loaded.mapped("SPINS", sizes.cpus)?),
+            mailbox: loaded.mapped("MAILBOX", sizes.cpus * sizes.letters)?,
+            ends: loaded.mapped("MAILBOX_ENDS", sizes.cpus)?,
+            counters: loaded.mapped("COUNTERS", sizes.cpus)?,
+            control: Arc::new(loaded.control()?),
+            places: Vec::new(),
+            place_of: HashMap::new(),
+            row_of: HashMap::new(),
+            rows: Vec::new(),
+            changed_rows: HashSet::new(),
+            reserved: vec![Totals::default(); RESERVED_CELLS as usize],
+            lost_in_table: 0,
+            abandoned: 0,
+            namer,
+        })
+    }
+
+    /// The settings, mapped.
+    pub fn control(&self) -> Arc<Mapped<Control>> {
+        Arc::clone(&self.control)
+    }
+
+    /// Names that came up since the last call.
+    pub fn take_names(&mut self) -> Names {
+        self.namer.take()
+    }
+
+    /// A view of the in-flight table alone, for whoever samples it apart from the snapshots.
+    pub fn open_waits(&self) -> OpenWaits {
+        OpenWaits {
+            slot_tids: Arc::clone(&self.slot_tids),
+            slots: Arc::clone(&self.slots),
+            spins: Arc::clone(&self.spins),
+        }
+    }
+
+    /// Empties all mailboxes and makes cells of what was in them; says how many letters there were.
+    ///
+    /// # Errors
+    /// When the kernel refuses a new key for another reason than a full table.
+    pub fn drain(&mut self) -> Result<usize> {
+        let mut letters = 0;
+        for cpu in 0..self.sizes.cpus as usize {
+            letters += self.drain_cpu(cpu)?;
+        }
+        Ok(letters)
+    }
+
+    fn drain_cpu(&mut self, cpu: usize) -> Result<usize> {
+        let size = self.sizes.letters as usize;
+        let ends = self.ends.get(cpu);
+        let mut tail = ends.tail;
+        let mut letters = 0;
+        while tail < ends.head {
+            let slot = cpu * size + (tail as usize & (size - 1));
+            let letter = self.mailbox.get(slot);
+            // A letter being written: an interrupt's may be whole behind it, but order is kept.
+            if letter.sequence != tail + 1 {
+                break;
+            }
+            self.read_letter(&letter)?;
+            tail += 1;
+            letters += 1;
+            self.set_tail(cpu, tail);
+        }
+        Ok(letters)
+    }
+
+    fn set_tail(&self, cpu: usize, tail: u64) {
+        // SAFETY: within the mapping; the kernel side only reads this word.
+        unsafe { std::ptr::write_volatile(&raw mut (*self.ends.at(cpu)).tail, tail) };
+    }
+
+    fn read_letter(&mut self, letter: &Letter) -> Result<()> {
+        self.namer.process(letter.key.tgid, letter.comm);
+        let place = match self.place_of.get(&letter.key) {
+            Some(place) => Some(*place),
+            None => self.new_place(letter)?,
+        };
+        let wait = totals_of(letter);
+        match place {
+            Some(place) => {
+                self.places[place].base.add(&wait);
+                let row = self.row_number(&letter.key, letter);
+                self.count_in_base(row, letter);
+            }
+            None => {
+                self.lost_in_table += 1;
+                let cell = usize::from(letter.key.kind & 15) * 4 + usize::from(letter.key.mode & 3);
+                self.reserved[cell].add(&wait);
+            }
+        }
+        Ok(())
+    }
+
+    fn count_in_base(&mut self, row: u32, letter: &Letter) {
+        if letter.outcomes & INTERRUPTED == 0 {
+            self.rows[row as usize].base[bucket(letter.wait_ns)] += 1;
+            self.changed_rows.insert(row);
+        }
+    }
+
+    fn new_place(&mut self, letter: &Letter) -> Result<Option<usize>> {
+        let place = self.places.len();
+        let cell = RESERVED_CELLS + place as u32;
+        if cell >= self.sizes.cells {
+            self.set_table_full();
+            return Ok(None);
+        }
+        let row = self.row_number(&letter.key, letter);
+        let hist = self.rows[row as usize].slot;
+        self.keys.insert(PodKey(letter.key), PodRef(CellRef { cell, hist }), 0)?;
+        self.name_cell(cell, row, letter);
+        self.place_of.insert(letter.key, place);
+        self.places.push(Place {
+            id: cell,
+            base: Totals::default(),
+            outcomes: [0; OUTCOMES],
+            outcomes_raw: [0; OUTCOMES],
+            last: Totals::default(),
+        });
+        Ok(Some(place))
+    }
+
+    fn set_table_full(&self) {
+        // SAFETY: within the mapping; the kernel side only reads this word.
+        unsafe { std::ptr::write_volatile(&raw mut (*self.control.at(0)).table_full, 1) };
+    }
+
+    fn name_cell(&mut self, id: CellId, row: u32, letter: &Letter) {
+        let key = &letter.key;
+        let lock = self.namer.lock(key.lock, key.kind);
+        let (stack, _) = self.namer.stack(key.stack, frames_of(letter));
+        self.namer.cell(CellName {
+            id,
+            row,
+            lock,
+            stack,
+            kind: key.kind,
+            mode: key.mode,
+            tgid: key.tgid,
+            owner_tgid: key.owner_tgid,
+            owner_kind: key.owner_kind,
+            workload: key.workload,
+        });
+    }
+
+    fn row_number(&mut self, key: &CellKey, letter: &Letter) -> u32 {
+        let (_, caller) = self.namer.stack(key.stack, frames_of(letter));
+        let row_key = RowKey {
+            lock: key.lock,
+            instance: key.instance,
+            caller,
+            kind: key.kind,
+            mode: key.mode,
+            workload: key.workload,
+        };
+        if let Some(row) = self.row_of.get(&row_key) {
+            return *row;
+        }
+        let row = self.rows.len() as u32;
+        let slot = if row < self.sizes.hists { row } else { NO_HIST };
+        if slot == NO_HIST {
+            self.namer.without_hist(row, "no histogram slot");
+        }
+        let zeros = vec![0; BUCKETS];
+        self.rows.push(RowHist { slot, base: zeros.clone(), sums: zeros, raw: vec![0; BUCKETS] });
+        self.row_of.insert(row_key, row);
+        row
+    }
+
+    /// Reads everything. `at_ns` is the stamp, taken by the caller when the reading is done.
+    ///
+    /// # Errors
+    /// As [`Reader::drain`].
+    pub fn snapshot(&mut self, clock: impl Fn() -> u64) -> Result<Snapshot> {
+        self.drain()?;
+        let cells = self.read_cells();
+        let hists = self.read_hists();
+        let (other, below_minimum) = self.read_reserved();
+        let counters = self.read_counters();
+        let at_ns = clock();
+        let in_progress = self.read_open_waits(at_ns);
+        Ok(Snapshot {
+            at_ns,
+            cells,
+            hists,
+            other,
+            below_minimum,
+            in_progress,
+            counters,
+            ..Snapshot::default()
+        })
+    }
+
+    fn read_cells(&mut self) -> BTreeMap<CellId, Totals> {
+        let mut changed = BTreeMap::new();
+        for place in 0..self.places.len() {
+            let (mut sum, raw) = self.sum_of(self.places[place].id);
+            let place = &mut self.places[place];
+            for (index, (raw, last)) in raw.into_iter().zip(place.outcomes_raw).enumerate() {
+                place.outcomes[index] += u64::from(raw.wrapping_sub(last));
+            }
+            place.outcomes_raw = raw;
+            sum.outcomes = place.outcomes;
+            sum.add(&place.base);
+            if sum != place.last {
+                place.last = sum;
+                changed.insert(place.id, sum);
+            }
+        }
+        changed
+    }
+
+    /// One cell over all CPUs; the outcomes as sums that may have wrapped.
+    fn sum_of(&self, cell: u32) -> (Totals, [u32; OUTCOMES]) {
+        let mut sum = Totals::default();
+        let mut raw = [0u32; OUTCOMES];
+        for cpu in 0..self.sizes.cpus {
+            let cell = self.cells.get((cpu * self.sizes.cells + cell) as usize);
+            sum.add_cell(&cell);
+            for (sum, count) in raw.iter_mut().zip(cell.outcomes) {
+                *sum = sum.wrapping_add(count);
+            }
+        }
+        sum.outcomes = [0; OUTCOMES];
+        (sum, raw)
+    }
+
+    fn read_hists(&mut self) -> BTreeMap<u32, BTreeMap<u16, u64>> {
+        let mut all = BTreeMap::new();
+        for row in 0..self.rows.len() {
+            let changed = self.update_hist(row) | self.changed_rows.contains(&(row as u32));
+            if changed {
+                all.insert(row as u32, sparse(&self.rows[row]));
+            }
+        }
+        self.changed_rows.clear();
+        all
+    }
+
+    fn update_hist(&mut self, row: usize) -> bool {
+        let slot = self.rows[row].slot;
+        if slot == NO_HIST {
+            return false;
+        }
+        let mut now = [0u32; STRIDE];
+        for shard in 0..self.sizes.shards {
+            let counts = self.hists.get((shard * self.sizes.hists + slot) as usize);
+            for (sum, count) in now.iter_mut().zip(counts) {
+                *sum = sum.wrapping_add(count);
+            }
+        }
+        let row = &mut self.rows[row];
+        let mut changed = false;
+        for (bucket, now) in now.iter().take(BUCKETS).enumerate() {
+            let more = now.wrapping_sub(row.raw[bucket]);
+            row.sums[bucket] += u64::from(more);
+            row.raw[bucket] = *now;
+            changed |= more != 0;
+        }
+        changed
+    }
+
+    fn read_reserved(&self) -> (BTreeMap<(u8, u8), Totals>, BTreeMap<(u8, u8), Totals>) {
+        let (mut other, mut below) = (BTreeMap::new(), BTreeMap::new());
+        for kind in Kind::ALL {
+            for mode in 0..3u8 {
+                let index = u32::from(kind as u8) * 4 + u32::from(mode);
+                let mut lost = self.sum_with_outcomes(index);
+                lost.add(&self.reserved[index as usize]);
+                let short = self.sum_with_outcomes(BELOW_CELLS + index);
+                if !lost.is_empty() {
+                    other.insert((kind as u8, mode), lost);
+                }
+                if !short.is_empty() {
+                    below.insert((kind as u8, mode), short);
+                }
+            }
+        }
+        (other, below)
+    }
+
+    fn sum_with_outcomes(&self, cell: u32) -> Totals {
+        let (mut sum, raw) = self.sum_of(cell);
+        for (to, from) in sum.outcomes.iter_mut().zip(raw) {
+            *to = u64::from(from);
+        }
+        sum
+    }
+
+    /// A counter's sum over all CPUs.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        let sum: u64 =
+            (0..self.sizes.cpus).map(|cpu| self.counters.get(cpu as usize)[counter as usize]).sum();
+        match counter {
+            Counter::TableFull => sum + self.lost_in_table,
+            Counter::Abandoned => sum + self.abandoned,
+            _ => sum,
+        }
+    }
+
+    fn read_counters(&self) -> BTreeMap<String, u64> {
+        let losses = Counter::LOSSES.into_iter();
+        losses
+            .chain(Counter::TALLIES)
+            .map(|(counter, name)| (name.to_owned(), self.counter(counter)))
+            .collect()
+    }
+
+    fn read_open_waits(&mut self, now_ns: u64) -> Vec<OpenWait> {
+        let open = self.open_waits().read(now_ns);
+        open.into_iter().map(|wait| self.name_open_wait(&wait, now_ns)).collect()
+    }
+
+    fn name_open_wait(&mut self, open: &Interval, now_ns: u64) -> OpenWait {
+        OpenWait {
+            lock: self.namer.lock(open.lock, open.kind),
+            kind: open.kind,
+            mode: open.mode,
+            tid: open.tid,
+            tgid: open.tgid,
+            owner_tgid: open.owner_tgid,
+            owner_kind: open.owner_kind,
+            workload: open.workload,
+            age_ns: now_ns.saturating_sub(open.begin_ns),
+            queued: open.flags & FLAG_QUEUED != 0 || open.phase == PHASE_QUEUE,
+        }
+    }
+
+    /// Frees the slots of waits older than `older_than_ns` whose thread `is_gone`; each is a counted loss.
+    pub fn drop_abandoned(&mut self, now_ns: u64, older_than_ns: u64, is_gone: impl Fn(u32) -> bool) {
+        for slot in 0..self.slot_tids.len() {
+            let tid = self.slot_tids.get(slot);
+            if tid == 0 {
+                continue;
+            }
+            let open = self.slots.get(slot);
+            let old = open.iter().any(|one| one.begin_ns != 0 && one.begin_ns + older_than_ns < now_ns);
+            if old && is_gone(tid as u32) {
+                self.abandoned += open.iter().filter(|one| one.begin_ns != 0).count() as u64;
+                self.slots.set(slot, [Interval::default(); DEPTH]);
+                self.slot_tids.set(slot, 0);
+            }
+        }
+    }
+}
+
+/// The in-flight table alone.
+#[derive(Clone)]
+pub struct OpenWaits {
+    slot_tids: Arc<Mapped<u64>>,
+    slots: Arc<Mapped<[Interval; DEPTH]>>,
+    spins: Arc<Mapped<[Interval; DEPTH]>>,
+}
+
+impl OpenWaits {
+    /// Every wait in progress. One that is being written is left out, or read twice the same.
+    pub fn read(&self, now_ns: u64) -> Vec<Interval> {
+        let mut open = Vec::new();
+        for slot in 0..self.slot_tids.len() {
+            if self.slot_tids.get(slot) != 0 {
+                collect(&self.slots, slot, now_ns, &mut open);
+            }
+        }
+        for cpu in 0..self.spins.len() {
+            collect(&self.spins, cpu, now_ns, &mut open);
+        }
+        open
+    }
+}
+
+fn collect(slots: &Mapped<[Interval; DEPTH]>, slot: usize, now_ns: u64, open: &mut Vec<Interval>) {
+    let (first, second) = (slots.get(slot), slots.get(slot));
+    for (one, again) in first.iter().zip(second) {
+        let same = one.begin_ns == again.begin_ns && one.lock == again.lock && one.tid == again.tid;
+        if same && one.begin_ns != 0 && one.begin_ns <= now_ns && one.flags & FLAG_FOLDED == 0 {
+            open.push(again);
+        }
+    }
+}
+
+fn frames_of(letter: &Letter) -> &[u64] {
+    &letter.frames[..(letter.frame_count as usize).min(MAX_FRAMES)]
+}
+
+fn totals_of(letter: &Letter) -> Totals {
+    let mut totals = Totals::default();
+    if letter.outcomes & INTERRUPTED == 0 {
+        totals.n = 1;
+        totals.wait_ns = letter.wait_ns;
+        totals.spin_ns = letter.spin_ns;
+        totals.queue_ns = letter.queue_ns;
+        totals.max_ns = letter.wait_ns;
+    } else {
+        totals.interrupted_n = 1;
+        totals.interrupted_ns = letter.wait_ns;
+    }
+    for outcome in 0..=Outcome::HandoffClass as usize {
+        totals.outcomes[outcome] = u64::from(letter.outcomes >> outcome & 1);
+    }
+    totals
+}
+
+fn sparse(row: &RowHist) -> BTreeMap<u16, u64> {
+    let all = row.base.iter().zip(&row.sums).map(|(base, sum)| base + sum);
+    all.enumerate().filter(|(_, count)| *count != 0).map(|(bucket, count)| (bucket as u16, count)).collect()
+}

@@ -1,0 +1,513 @@
+//! Known answers for the pairing code: the object's own programs, driven by BPF_PROG_TEST_RUN with synthetic sequences.
+//! Needs root and nothing else: no event of the kernel's is involved, so it runs where functions cannot be probed.
+
+use std::collections::BTreeMap;
+
+use aya::programs::{RawTracePointRunOptions, TestRun};
+use profiler::{
+    kernel::{btf::Btf, features::Features, kallsyms::Kallsyms},
+    load::{Loaded, Mapped, Options, Sizes},
+    snapshot::{CellName, Names, Snapshot, Totals, read::Namer, read::Reader},
+};
+use profiler_common::{
+    Control,
+    cell::Outcome,
+    control::SELECT_TGID,
+    inflight::{FUNC_RWSEM_READ, FUNC_RWSEM_SPIN_ON_OWNER, FUNC_RWSEM_WRITE},
+    limits::RESERVED_CELLS,
+    loss::Counter,
+};
+
+/// LCB_F_* combinations as the kernel emits them.
+const SPIN: u64 = 1;
+const RWSEM_READ: u64 = 2;
+const RWLOCK_WRITE: u64 = 5;
+const RWSEM_WRITE: u64 = 4;
+const MUTEX_SPIN: u64 = 33;
+const MUTEX_SLEEP: u64 = 32;
+const EINTR: u64 = -4i64 as u64;
+/// One reader's part of rw_semaphore.count.
+const READER: u64 = 256;
+
+/// Two addresses that no kernel object has: the owner word cannot be read there.
+const LOCK: u64 = 0xffff_f000_0000_1000;
+const OTHER: u64 = 0xffff_f000_0000_8000;
+
+/// Numbers addresses by themselves.
+#[derive(Default)]
+struct Plain(Names);
+
+impl Namer for Plain {
+    fn lock(&mut self, address: u64, _kind: u8) -> u32 {
+        address as u32
+    }
+    fn stack(&mut self, _hash: u64, _frames: &[u64]) -> (u32, u64) {
+        (0, 0)
+    }
+    fn process(&mut self, _tgid: u32, _comm: [u8; 16]) {}
+    fn cell(&mut self, name: CellName) {
+        self.0.cells.push(name);
+    }
+    fn without_hist(&mut self, row: u32, reason: &str) {
+        self.0.rows_without_hist.push((row, reason.to_owned()));
+    }
+    fn take(&mut self) -> Names {
+        std::mem::take(&mut self.0)
+    }
+}
+
+/// The object, loaded but attached to nothing, recording this thread.
+struct Bench {
+    loaded: Loaded,
+    reader: Reader,
+    totals: BTreeMap<u32, Totals>,
+    names: Vec<CellName>,
+    last: Snapshot,
+}
+
+fn features() -> Features {
+    Features::read(&Kallsyms::read().unwrap()).unwrap()
+}
+
+fn sizes() -> Sizes {
+    let cpus = features().possible_cpus;
+    Sizes { cpus, cells: 1024, hists: 64, shards: 1, slots: 4096, letters: 64 }
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with(sizes(), Control::default())
+    }
+
+    fn with(sizes: Sizes, control: Control) -> Self {
+        pin_to_this_cpu();
+        let features = features();
+        let btf = Btf::vmlinux().unwrap();
+        let options = Options { sizes, kinds: u32::MAX, log: false };
+        let mut loaded = Loaded::new(&options, Some(&btf), &features).expect("needs root");
+        for program in ["contention_begin_raw", "contention_end_raw", "drive_entry", "drive_exit"] {
+            loaded.load_raw_tracepoint(program).unwrap();
+        }
+        let reader = Reader::new(&mut loaded, Box::<Plain>::default()).unwrap();
+        reader.control().set(0, Control { enabled: 1, ..control });
+        Bench { loaded, reader, totals: BTreeMap::new(), names: Vec::new(), last: Snapshot::default() }
+    }
+
+    fn run(&mut self, program: &str, args: &[u64]) {
+        let mut options = RawTracePointRunOptions::new();
+        options.args[..args.len()].copy_from_slice(args);
+        let program = self.loaded.load_raw_tracepoint(program).unwrap();
+        program.test_run(options).unwrap();
+    }
+
+    fn begin(&mut self, lock: u64, flags: u64) {
+        self.run("contention_begin_raw", &[lock, flags]);
+    }
+
+    fn end(&mut self, lock: u64) {
+        self.run("contention_end_raw", &[lock, 0]);
+    }
+
+    fn fail(&mut self, lock: u64) {
+        self.run("contention_end_raw", &[lock, EINTR]);
+    }
+
+    fn enter(&mut self, func: u8, lock: u64, count: u64) {
+        self.run("drive_entry", &[u64::from(func), lock, count]);
+    }
+
+    fn leave(&mut self, func: u8) {
+        self.run("drive_exit", &[u64::from(func), LOCK]);
+    }
+
+    fn read(&mut self) {
+        self.last = self.reader.snapshot(profiler::session::monotonic_ns).unwrap();
+        self.totals.extend(self.last.cells.clone());
+        self.names.extend(self.reader.take_names().cells);
+    }
+
+    /// Sums of all cells of a lock.
+    fn of(&mut self, lock: u64) -> Totals {
+        self.read();
+        let mut sum = Totals::default();
+        for name in self.names.iter().filter(|name| name.lock == lock as u32) {
+            sum.add(self.totals.get(&name.id).unwrap_or(&Totals::default()));
+        }
+        sum
+    }
+
+    fn count(&self, counter: Counter) -> u64 {
+        self.reader.counter(counter)
+    }
+
+    fn losses(&self) -> Vec<(&'static str, u64)> {
+        let all = Counter::LOSSES.into_iter().map(|(counter, name)| (name, self.count(counter)));
+        all.filter(|(_, count)| *count != 0).collect()
+    }
+}
+
+/// Spinning waits live with the CPU: the thread must stay on one.
+fn pin_to_this_cpu() {
+    // SAFETY: a mask of our own, for our own thread.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu() as usize, &mut set);
+        assert_eq!(libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set), 0);
+    }
+}
+
+fn outcome(totals: &Totals, outcome: Outcome) -> u64 {
+    totals.outcomes[outcome as usize]
+}
+
+#[test]
+fn a_mutex_is_one_wait_from_its_first_begin_with_spin_and_sleep_apart() {
+    let mut bench = Bench::new();
+    for flags in [MUTEX_SPIN, MUTEX_SLEEP, MUTEX_SPIN, MUTEX_SLEEP] {
+        bench.begin(LOCK, flags);
+    }
+    bench.end(LOCK);
+    let wait = bench.of(LOCK);
+    assert_eq!((wait.n, bench.count(Counter::MutexRebegins)), (1, 3));
+    assert!(wait.spin_ns > 0 && wait.queue_ns > 0);
+    assert_eq!(wait.spin_ns + wait.queue_ns, wait.wait_ns);
+    assert_eq!(bench.losses(), []);
+}
+
+#[test]
+fn a_wait_lock_inside_a_sleeping_lock_is_folded_not_added() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.begin(LOCK + 20, SPIN);
+    bench.end(LOCK + 20);
+    bench.end(LOCK);
+    assert_eq!(bench.of(LOCK).n, 1);
+    assert_eq!(bench.of(LOCK + 20).n, 0);
+    assert_eq!(bench.count(Counter::Folded), 1);
+    assert!(bench.count(Counter::FoldedNs) > 0);
+    assert_eq!((bench.count(Counter::Begins), bench.count(Counter::Ends)), (2, 2));
+}
+
+#[test]
+fn a_wait_lock_inside_a_rwlock_is_folded() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, RWLOCK_WRITE);
+    bench.begin(LOCK + 4, SPIN);
+    bench.end(LOCK + 4);
+    bench.end(LOCK);
+    assert_eq!((bench.of(LOCK).n, bench.of(LOCK + 4).n, bench.count(Counter::Folded)), (1, 0, 1));
+}
+
+#[test]
+fn a_lock_just_behind_a_sleeping_lock_is_not_folded() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, RWSEM_WRITE);
+    let behind = LOCK + u64::from(Btf::vmlinux().unwrap().size_of("rw_semaphore").unwrap());
+    bench.begin(behind, SPIN);
+    bench.end(behind);
+    bench.end(LOCK);
+    assert_eq!((bench.of(LOCK).n, bench.of(behind).n, bench.count(Counter::Folded)), (1, 1, 0));
+}
+
+#[test]
+fn an_interrupt_inside_a_spin_is_accounted_beside_it() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, SPIN);
+    bench.begin(OTHER, SPIN);
+    bench.end(OTHER);
+    bench.end(LOCK);
+    let (outer, inner) = (bench.of(LOCK), bench.of(OTHER));
+    assert_eq!((outer.n, inner.n), (1, 1));
+    assert!(outer.wait_ns > inner.wait_ns);
+    assert_eq!((outer.spin_ns, outer.queue_ns), (outer.wait_ns, 0));
+    assert_eq!(bench.losses(), []);
+}
+
+#[test]
+fn an_interrupted_wait_is_in_none_of_the_sums() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, RWSEM_READ);
+    bench.fail(LOCK);
+    let wait = bench.of(LOCK);
+    assert_eq!((wait.n, wait.wait_ns, wait.interrupted_n), (0, 0, 1));
+    assert!(wait.interrupted_ns > 0);
+    assert!(bench.last.hists.values().all(BTreeMap::is_empty));
+}
+
+#[test]
+fn a_lost_end_is_counted_and_never_becomes_a_long_wait() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, RWSEM_WRITE);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.end(LOCK);
+    let wait = bench.of(LOCK);
+    assert_eq!((wait.n, bench.count(Counter::LostEnd)), (1, 1));
+    assert!(wait.max_ns < 50_000_000, "{}", wait.max_ns);
+}
+
+#[test]
+fn a_mutex_that_spins_anew_while_it_spins_lost_its_end() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, MUTEX_SPIN);
+    bench.begin(LOCK, MUTEX_SPIN);
+    bench.end(LOCK);
+    assert_eq!((bench.of(LOCK).n, bench.count(Counter::LostEnd)), (1, 1));
+}
+
+#[test]
+fn an_end_without_its_begin_is_counted_only() {
+    let mut bench = Bench::new();
+    bench.end(LOCK);
+    bench.leave(FUNC_RWSEM_WRITE);
+    assert_eq!(bench.of(LOCK), Totals::default());
+    assert_eq!(bench.losses(), [("end_without_begin", 1), ("exit_without_entry", 1)]);
+}
+
+#[test]
+fn more_nesting_than_there_is_room_for_is_counted() {
+    let mut bench = Bench::new();
+    for index in 0..5 {
+        bench.begin(LOCK + 0x1000 * index, MUTEX_SLEEP);
+    }
+    for index in 0..4 {
+        bench.end(LOCK + 0x1000 * index);
+    }
+    bench.read();
+    assert_eq!(bench.totals.values().map(|totals| totals.n).sum::<u64>(), 4);
+    assert_eq!(bench.losses(), [("too_deep", 1)]);
+}
+
+#[test]
+fn a_slot_held_by_another_thread_is_a_counted_loss() {
+    let mut bench = Bench::with(Sizes { slots: 1, ..sizes() }, Control::default());
+    bench.begin(LOCK, RWSEM_WRITE);
+    std::thread::scope(|scope| {
+        let bench = &mut bench;
+        scope.spawn(move || {
+            bench.begin(OTHER, RWSEM_WRITE);
+        });
+    });
+    bench.end(LOCK);
+    assert_eq!((bench.of(LOCK).n, bench.of(OTHER).n), (1, 0));
+    assert_eq!(bench.losses(), [("slot_collision", 1)]);
+    bench.begin(OTHER, RWSEM_WRITE);
+    bench.end(OTHER);
+    assert_eq!(bench.of(OTHER).n, 1, "the slot is free again");
+}
+
+#[test]
+fn both_probes_together_make_one_wait_of_a_queued_writer() {
+    let mut bench = Bench::new();
+    bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.end(LOCK);
+    bench.leave(FUNC_RWSEM_WRITE);
+    let wait = bench.of(LOCK);
+    assert_eq!(
+        (wait.n, outcome(&wait, Outcome::QueuedWriter), outcome(&wait, Outcome::HandedOff)),
+        (1, 1, 0)
+    );
+    assert!(wait.spin_ns > 0 && wait.queue_ns > 0);
+    assert_eq!(wait.spin_ns + wait.queue_ns, wait.wait_ns);
+    assert_eq!(bench.losses(), []);
+}
+
+#[test]
+fn a_writer_that_spins_in_never_queues() {
+    let mut bench = Bench::new();
+    bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
+    bench.leave(FUNC_RWSEM_WRITE);
+    let wait = bench.of(LOCK);
+    assert_eq!((wait.n, outcome(&wait, Outcome::Spun), wait.queue_ns), (1, 1, 0));
+    assert_eq!(wait.spin_ns, wait.wait_ns);
+}
+
+#[test]
+fn a_handoff_is_a_queued_writer_that_spins_on_the_owner() {
+    let mut bench = Bench::new();
+    bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
+    bench.enter(FUNC_RWSEM_SPIN_ON_OWNER, LOCK, 0);
+    bench.leave(FUNC_RWSEM_WRITE);
+    assert_eq!(outcome(&bench.of(LOCK), Outcome::HandedOff), 0, "spinning before it queues is no handoff");
+    bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.enter(FUNC_RWSEM_SPIN_ON_OWNER, LOCK, 0);
+    bench.end(LOCK);
+    bench.leave(FUNC_RWSEM_WRITE);
+    assert_eq!(outcome(&bench.of(LOCK), Outcome::HandedOff), 1);
+}
+
+#[test]
+fn readers_steal_go_fast_or_queue_by_the_kernels_own_predicate() {
+    let mut bench = Bench::new();
+    let mut read = |count: u64, queues: bool| {
+        bench.enter(FUNC_RWSEM_READ, LOCK, count);
+        if queues {
+            bench.begin(LOCK, RWSEM_READ);
+            bench.end(LOCK);
+        }
+        bench.leave(FUNC_RWSEM_READ);
+    };
+    read(READER, false);
+    read(READER | 2, false);
+    read(READER | 1, false);
+    read(READER | 1, true);
+    read(READER | 4, true);
+    read(READER | 2, true);
+    let wait = bench.of(LOCK);
+    let got = [
+        outcome(&wait, Outcome::Stolen),
+        outcome(&wait, Outcome::StolenPastWaiters),
+        outcome(&wait, Outcome::Fast),
+        outcome(&wait, Outcome::QueuedReader),
+        outcome(&wait, Outcome::PredicateDisagreed),
+    ];
+    assert_eq!((wait.n, got), (6, [2, 1, 1, 3, 1]));
+    assert_eq!(bench.count(Counter::RwsemReadEntries), 6, "entries and outcomes are counted apart and agree");
+}
+
+#[test]
+fn an_interrupted_writer_is_an_outcome_and_no_wait() {
+    let mut bench = Bench::new();
+    bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.fail(LOCK);
+    bench.run("drive_exit", &[u64::from(FUNC_RWSEM_WRITE), EINTR]);
+    let wait = bench.of(LOCK);
+    assert_eq!((wait.n, wait.interrupted_n, outcome(&wait, Outcome::InterruptedWriter)), (0, 1, 1));
+    assert_eq!(outcome(&wait, Outcome::QueuedWriter), 0);
+}
+
+#[test]
+fn an_entry_whose_exit_was_lost_is_overwritten_and_counted() {
+    let mut bench = Bench::new();
+    bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
+    bench.enter(FUNC_RWSEM_WRITE, OTHER, 0);
+    bench.leave(FUNC_RWSEM_WRITE);
+    assert_eq!((bench.of(LOCK).n, bench.of(OTHER).n), (0, 1));
+    assert_eq!(bench.losses(), [("lost_end", 1)]);
+}
+
+#[test]
+fn a_full_table_sends_waits_to_other_and_says_so() {
+    let mut bench = Bench::with(Sizes { cells: RESERVED_CELLS + 8, ..sizes() }, Control::default());
+    for round in 0..3 {
+        for index in 0..10u64 {
+            bench.begin(LOCK + 0x1000 * index, RWSEM_WRITE);
+            bench.end(LOCK + 0x1000 * index);
+        }
+        bench.read();
+        assert_eq!(bench.count(Counter::TableFull), 2 * (round + 1));
+    }
+    let known: u64 = bench.totals.values().map(|totals| totals.n).sum();
+    let other: u64 = bench.last.other.values().map(|totals| totals.n).sum();
+    assert_eq!((known, other), (24, 6));
+    assert_eq!(bench.losses(), [("table_full", 6)]);
+}
+
+#[test]
+fn a_full_mailbox_sends_waits_to_other_and_says_so() {
+    let mut bench = Bench::with(Sizes { letters: 16, ..sizes() }, Control::default());
+    for index in 0..20u64 {
+        bench.begin(LOCK + 0x1000 * index, RWSEM_WRITE);
+        bench.end(LOCK + 0x1000 * index);
+    }
+    bench.read();
+    let known: u64 = bench.totals.values().map(|totals| totals.n).sum();
+    let other: u64 = bench.last.other.values().map(|totals| totals.n).sum();
+    let lost = bench.count(Counter::MailboxFull);
+    assert_eq!(known, bench.count(Counter::Letters));
+    assert!(known > 1, "letters fill more than one slot: {known}");
+    assert_eq!((known + other, other), (20, lost));
+    assert!(lost > 0);
+}
+
+#[test]
+fn every_wait_of_a_known_key_is_in_its_cell_and_histogram() {
+    let mut bench = Bench::new();
+    for round in 1..=3u64 {
+        for _ in 0..100 {
+            bench.begin(LOCK, RWSEM_WRITE);
+            bench.end(LOCK);
+            bench.reader.drain().unwrap();
+        }
+        assert_eq!(bench.of(LOCK).n, 100 * round);
+        let in_hist: u64 = bench.last.hists.values().flat_map(BTreeMap::values).sum();
+        assert_eq!(in_hist, 100 * round);
+    }
+    assert_eq!(bench.count(Counter::Letters), 1, "only the first wait was a letter");
+}
+
+#[test]
+fn waits_below_the_minimum_are_counted_by_kind_without_a_stack() {
+    let control = Control { min_wait_ns: 20_000_000, stack_depth: 8, ..Control::default() };
+    let mut bench = Bench::with(sizes(), control);
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.end(LOCK);
+    bench.begin(OTHER, RWSEM_WRITE);
+    std::thread::sleep(std::time::Duration::from_millis(25));
+    bench.end(OTHER);
+    assert_eq!((bench.of(LOCK).n, bench.of(OTHER).n), (0, 1));
+    assert_eq!(bench.last.below_minimum.values().map(|totals| totals.n).sum::<u64>(), 1);
+    assert_eq!(bench.losses(), []);
+}
+
+#[test]
+fn a_wait_in_progress_shows_with_its_age() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, RWSEM_WRITE);
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    bench.read();
+    let open = bench.last.in_progress.clone();
+    assert_eq!(open.len(), 1);
+    assert!(open[0].age_ns >= 30_000_000 && open[0].queued, "{open:?}");
+    // SAFETY: the number of our own thread.
+    assert_eq!(open[0].tid, unsafe { libc::gettid() } as u32);
+    bench.end(LOCK);
+    bench.read();
+    assert!(bench.last.in_progress.is_empty());
+}
+
+#[test]
+fn a_wait_of_a_thread_that_is_gone_is_dropped_and_counted() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, RWSEM_WRITE);
+    let now = profiler::session::monotonic_ns();
+    bench.reader.drop_abandoned(now, 1_000_000_000, |_| true);
+    bench.read();
+    assert_eq!(bench.last.in_progress.len(), 1, "too young to be dropped");
+    bench.reader.drop_abandoned(now + 2_000_000_000, 1_000_000_000, |_| false);
+    bench.reader.drop_abandoned(now + 2_000_000_000, 1_000_000_000, |_| true);
+    bench.read();
+    assert!(bench.last.in_progress.is_empty());
+    assert_eq!(bench.losses(), [("abandoned", 1)]);
+}
+
+#[test]
+fn nobody_but_the_selected_is_recorded_and_the_rest_is_no_loss() {
+    let select = Control { select: SELECT_TGID, ..Control::default() };
+    let mut bench = Bench::with(sizes(), select);
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.end(LOCK);
+    assert_eq!((bench.of(LOCK).n, bench.count(Counter::Begins), bench.losses()), (0, 0, vec![]));
+    let me = std::process::id();
+    bench.loaded.tgids().unwrap().insert(me, me, 0).unwrap();
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.end(LOCK);
+    assert_eq!(bench.of(LOCK).n, 1);
+}
+
+#[test]
+fn nothing_is_recorded_when_off_and_never_ourselves() {
+    let mut bench = Bench::new();
+    let control: std::sync::Arc<Mapped<Control>> = bench.reader.control();
+    for settings in
+        [Control::default(), Control { enabled: 1, own_tgid: std::process::id(), ..Control::default() }]
+    {
+        control.set(0, settings);
+        bench.begin(LOCK, RWSEM_WRITE);
+        bench.end(LOCK);
+        assert_eq!((bench.of(LOCK).n, bench.count(Counter::Begins)), (0, 0));
+    }
+}
