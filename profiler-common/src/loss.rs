@@ -46,13 +46,15 @@ pub enum Counter {
     StackFailed = 23,
     /// The clock went backwards between begin and end.
     NegativeWait = 24,
+    /// Returns that a kretprobe missed: entries without an exit, reckoned by user space. Other hooks count none.
+    MissedReturns = 26,
     /// A wait left open by a task that is gone, dropped by user space.
     Abandoned = 25,
 }
 
 impl Counter {
     /// Counters that mean that something is missing, with the words for it.
-    pub const LOSSES: [(Counter, &'static str); 10] = [
+    pub const LOSSES: [(Counter, &'static str); 11] = [
         (Counter::EndWithoutBegin, "end_without_begin"),
         (Counter::ExitWithoutEntry, "exit_without_entry"),
         (Counter::LostEnd, "lost_end"),
@@ -63,6 +65,7 @@ impl Counter {
         (Counter::StackFailed, "stack_failed"),
         (Counter::NegativeWait, "negative_wait"),
         (Counter::Abandoned, "abandoned"),
+        (Counter::MissedReturns, "missed_returns"),
     ];
 
     /// Counters that lose nothing, with the words for them.

@@ -13,7 +13,7 @@ use profiler_common::{
 
 use crate::{
     filter::Current,
-    first_sight, kernel,
+    first_sight, kernel, log,
     maps::{CELL_OF, CELLS, HISTS, add_u32, add_u64, count, cpu},
     stack::{self, Family, Stack},
 };
@@ -44,12 +44,13 @@ pub fn account<C: EbpfContext>(ctx: &C, current: &Current, mut wait: Wait, famil
             add(cell, &wait);
             add_to_histogram(hist, &wait);
         }
-        None => unknown(current, &wait, &stack),
+        None => unknown(ctx, current, &wait, &stack),
     }
 }
 
 #[inline(always)]
-fn unknown(current: &Current, wait: &Wait, stack: &Stack) {
+fn unknown<C: EbpfContext>(ctx: &C, current: &Current, wait: &Wait, stack: &Stack) {
+    log::first_sight(ctx, &wait.key, current.control.table_full);
     if current.control.table_full != 0 {
         count(Counter::TableFull);
         add(reserved(&wait.key), wait);

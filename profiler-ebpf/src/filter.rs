@@ -1,6 +1,6 @@
 //! Whose waits are recorded. Decided at a wait's begin, so that an end that finds no begin is simply not ours.
 
-use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
+use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_ktime_get_ns};
 use profiler_common::{
     Control,
     control::{SELECT_CGROUP, SELECT_COMM, SELECT_TGID},
@@ -13,8 +13,17 @@ use crate::maps::{CGROUPS, CONTROL, TGIDS};
 #[derive(Clone, Copy)]
 pub struct Current {
     pub control: &'static Control,
+    /// When the event happened: read before anything else is done, so that our own work is in no wait.
+    pub now: u64,
     pub tid: u32,
     pub tgid: u32,
+}
+
+/// Nanoseconds of the monotonic clock.
+#[inline(always)]
+fn now() -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_ktime_get_ns() }
 }
 
 /// The current task, unless recording is off or it is lockscope itself.
@@ -24,12 +33,13 @@ pub fn current() -> Option<Current> {
     if control.enabled == 0 {
         return None;
     }
+    let now = now();
     let both = bpf_get_current_pid_tgid();
     let (tid, tgid) = (both as u32, (both >> 32) as u32);
     if tgid == control.own_tgid {
         return None;
     }
-    Some(Current { control, tid, tgid })
+    Some(Current { control, now, tid, tgid })
 }
 
 impl Current {

@@ -5,7 +5,6 @@
 
 use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 
-use aya_ebpf::helpers::bpf_ktime_get_ns;
 use profiler_common::{
     CellKey, Interval, Kind, Mode,
     inflight::{FLAG_FAILED, FLAG_FOLDED, FLAG_QUEUED, PHASE_QUEUE, PHASE_SPIN},
@@ -21,13 +20,6 @@ use crate::{
 };
 
 type Slot = *mut [Interval; DEPTH];
-
-/// Nanoseconds of the monotonic clock.
-#[inline(always)]
-pub fn now() -> u64 {
-    // SAFETY: a helper without arguments.
-    unsafe { bpf_ktime_get_ns() }
-}
 
 /// What a begin knows of a wait.
 pub struct Begin {
@@ -104,13 +96,13 @@ impl Home {
         unsafe { (self.slot as *mut Interval).add(index) }
     }
 
-    /// The open wait for this lock.
+    /// This thread's open wait for this lock. In a CPU's slot another thread's is a left-over: see `forget_strangers`.
     #[inline(always)]
-    pub fn find_lock(&self, lock: u64) -> Option<*mut Interval> {
+    pub fn find_lock(&self, lock: u64, tid: u32) -> Option<*mut Interval> {
         for index in 0..DEPTH {
             let interval = self.interval(index);
             // SAFETY: inside a map value.
-            if unsafe { (*interval).begin_ns != 0 && (*interval).lock == lock } {
+            if unsafe { (*interval).begin_ns != 0 && (*interval).lock == lock && (*interval).tid == tid } {
                 return Some(interval);
             }
         }
@@ -157,6 +149,31 @@ impl Home {
         false
     }
 
+    /// Drops what other threads left open in this CPU's slot: who spins cannot be preempted, and an interrupt runs as the
+    /// thread it interrupts, so their ends were lost (the kernel skips a program that is already running on the CPU).
+    #[inline(always)]
+    pub fn forget_strangers(&self, tid: u32) {
+        for index in 0..DEPTH {
+            let interval = self.interval(index);
+            // SAFETY: inside a map value.
+            if unsafe { (*interval).begin_ns != 0 && (*interval).tid != tid } {
+                self.forget(interval);
+            }
+        }
+    }
+
+    /// Drops what began in this CPU's slot after a wait that now ends: spinning waits nest, so their ends were lost.
+    #[inline(always)]
+    fn forget_inner(&self, begin_ns: u64) {
+        for index in 0..DEPTH {
+            let interval = self.interval(index);
+            // SAFETY: inside a map value.
+            if unsafe { (*interval).begin_ns } > begin_ns {
+                self.forget(interval);
+            }
+        }
+    }
+
     /// Drops a wait whose end was lost: it must neither pair with a later end nor look like an outer wait.
     #[inline(always)]
     pub fn forget(&self, stale: *mut Interval) {
@@ -175,9 +192,7 @@ impl Home {
         // SAFETY: inside a map value. User space may copy it while it is written: `begin_ns`, 0 in a free place, is set last.
         unsafe {
             fill(&mut *interval, current, begin);
-            let now = now();
-            (*interval).phase_ns = now;
-            core::ptr::write_volatile(&raw mut (*interval).begin_ns, now);
+            core::ptr::write_volatile(&raw mut (*interval).begin_ns, current.now);
         }
     }
 
@@ -203,6 +218,7 @@ impl Home {
 #[inline(always)]
 fn fill(interval: &mut Interval, current: &Current, begin: &Begin) {
     interval.lock = begin.lock;
+    interval.phase_ns = current.now;
     interval.spin_ns = 0;
     interval.queue_ns = 0;
     interval.tid = current.tid;
@@ -219,10 +235,9 @@ fn fill(interval: &mut Interval, current: &Current, begin: &Begin) {
 
 /// Ends the phase an open wait is in and starts another.
 #[inline(always)]
-pub fn turn(interval: *mut Interval, phase: u8) {
+pub fn turn(interval: *mut Interval, phase: u8, now: u64) {
     // SAFETY: inside a map value, open, and of the current context.
     let interval = unsafe { &mut *interval };
-    let now = now();
     let passed = now.saturating_sub(interval.phase_ns);
     if interval.phase == PHASE_QUEUE {
         interval.queue_ns += passed;
@@ -235,16 +250,16 @@ pub fn turn(interval: *mut Interval, phase: u8) {
 
 /// Marks the queued part of a timed function's wait as begun.
 #[inline(always)]
-pub fn enqueue(interval: *mut Interval) {
-    turn(interval, PHASE_QUEUE);
+pub fn enqueue(interval: *mut Interval, now: u64) {
+    turn(interval, PHASE_QUEUE, now);
     // SAFETY: as in `turn`.
     unsafe { (*interval).flags |= FLAG_QUEUED };
 }
 
 /// Marks the queued part of a timed function's wait as over.
 #[inline(always)]
-pub fn dequeue(interval: *mut Interval, failed: bool) {
-    turn(interval, PHASE_SPIN);
+pub fn dequeue(interval: *mut Interval, failed: bool, now: u64) {
+    turn(interval, PHASE_SPIN, now);
     if failed {
         // SAFETY: as in `turn`.
         unsafe { (*interval).flags |= FLAG_FAILED };
@@ -253,8 +268,8 @@ pub fn dequeue(interval: *mut Interval, failed: bool) {
 
 /// Closes a wait and says what is to be accounted: nothing for one that is part of an outer wait.
 #[inline(always)]
-pub fn finish(home: &Home, interval: *mut Interval) -> Option<(Wait, u8)> {
-    turn(interval, 0);
+pub fn finish(home: &Home, interval: *mut Interval, now: u64) -> Option<(Wait, u8)> {
+    turn(interval, 0, now);
     // SAFETY: inside a map value, open, and of the current context.
     let open = unsafe { &*interval };
     let (begin_ns, end_ns, flags) = (open.begin_ns, open.phase_ns, open.flags);
@@ -267,6 +282,9 @@ pub fn finish(home: &Home, interval: *mut Interval) -> Option<(Wait, u8)> {
         tid: open.tid,
     };
     home.close(interval);
+    if home.claim.is_null() {
+        home.forget_inner(begin_ns);
+    }
     if end_ns < begin_ns {
         count(Counter::NegativeWait);
         return None;

@@ -10,6 +10,7 @@ mod filter;
 mod first_sight;
 mod inflight;
 mod kernel;
+mod log;
 mod maps;
 mod probes;
 mod stack;

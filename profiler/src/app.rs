@@ -92,9 +92,10 @@ impl Signals {
 }
 
 /// From now on a further signal leaves at once, whatever is still being written.
-fn leave_at_the_next_signal(mut signals: Signals) {
+fn leave_at_the_next_signal(mut signals: Signals, undo: impl FnOnce() + Send + 'static) {
     tokio::spawn(async move {
         signals.any().await;
+        undo();
         std::process::exit(i32::from(exit::INTERRUPTED));
     });
 }
@@ -111,7 +112,7 @@ async fn record(args: RecordArgs) -> Result<u8> {
     writer.meta(&meta(&plan, &session))?;
     let mut child = if args.command.is_empty() { None } else { Some(spawn(&session, &plan, &args)?) };
     let ending = watch(&mut session, &mut writer, &mut child, &mut signals, interval, duration).await?;
-    leave_at_the_next_signal(signals);
+    leave_at_the_next_signal(signals, session.leaver());
     let status = finish_command(child).await;
     finish(session, &mut writer, ending, status)?;
     let path = args.output.display();
@@ -300,7 +301,7 @@ fn next_table(session: &mut Session, state: &mut State, meta: &Meta, rows: usize
     state.absorb(&snapshot);
     let table = state.since(&earlier, GroupBy::LockModeCaller);
     let report = Report { meta: meta.clone(), table, end: None, truncated: None };
-    Ok(table::render(&report, &table::Options { max_rows: rows, ..table::Options::default() }))
+    Ok(table::render(&report, &table::Options { max_rows: rows, live: true, ..table::Options::default() }))
 }
 
 /// Writes to standard output at once; a closed pipe is the caller's end, told by the error.

@@ -32,8 +32,8 @@ pub const COLUMNS: [Column; 17] = [
         "lock",
         "LOCK",
         12,
-        "The lock's name; after ~ the function that waited, for a lock without a name.",
-        |row| printable_str(&row.name),
+        "The lock's name; for a lock without one its number and, after ~, the function that waited (a guess).",
+        lock,
     ),
     name("kind", "KIND", 10, "The kind of lock, and R or W for the mode of a reader-writer lock.", kind),
     name("caller", "CALLER", 8, "The function outside the lock code that waited.", caller),
@@ -126,7 +126,7 @@ pub const REPORT: [&str; 11] = [
 ];
 
 /// What each loss means, by its name in `losses`.
-pub const LOSSES: [(&str, &str); 11] = [
+pub const LOSSES: [(&str, &str); 12] = [
     ("end_without_begin", "ends whose begin was not seen, as of waits that began before attaching"),
     ("exit_without_entry", "exits of timed functions whose entry was not seen"),
     ("lost_end", "waits whose end was lost"),
@@ -136,6 +136,7 @@ pub const LOSSES: [(&str, &str); 11] = [
     ("table_full", "waits without a row (in `other`): the table was full"),
     ("stack_failed", "stacks that could not be walked"),
     ("negative_wait", "waits dropped: the clock went backwards"),
+    ("missed_returns", "returns that the kretprobe missed, as when many tasks sleep inside"),
     ("abandoned", "waits left open by tasks that are gone"),
     ("recursion_misses", "probe runs that the kernel skipped since the probe was running on that CPU"),
 ];
@@ -196,10 +197,14 @@ pub fn kind_text(kind: &str, mode: &str) -> String {
 
 /// A lock without a name already shows its caller: there its number tells it from others.
 fn caller(row: &Row) -> String {
-    match (&row.caller, &row.lock_id) {
-        (Some(_), Some(id)) if row.name.starts_with('~') => printable_str(&format!("({id})")),
-        (Some(caller), _) => printable_str(caller),
-        (None, _) => NONE.to_string(),
+    row.caller.as_deref().map_or_else(|| NONE.to_string(), printable_str)
+}
+
+/// The lock's name, with its number where the name is a guess: two locks must not look like one.
+pub fn lock(row: &Row) -> String {
+    match &row.lock_id {
+        Some(id) if row.name.starts_with('~') => printable_str(&format!("{id} {}", row.name)),
+        _ => printable_str(&row.name),
     }
 }
 

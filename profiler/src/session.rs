@@ -78,6 +78,7 @@ pub struct Session {
     log: Option<LogReader>,
     cgroup: Option<FreshCgroup>,
     follows_by_process: bool,
+    own_cpu_before_ns: u64,
     /// What this host lets us see.
     pub coverage: Vec<Coverage>,
     /// Facts about the host.
@@ -135,7 +136,7 @@ impl Session {
         }
         let options = options(&plan.measure, &features)?;
         let mut loaded = Loaded::new(&options, btf.as_ref(), &features).map_err(cannot_load)?;
-        let identity = Identity::new(symbols, plan.measure.raw_addresses);
+        let identity = Identity::new(plan.measure.raw_addresses);
         let reader = Reader::new(&mut loaded, Box::new(identity))?;
         let control = reader.control();
         let mut session = Session {
@@ -147,6 +148,7 @@ impl Session {
             log: None,
             cgroup: None,
             follows_by_process: false,
+            own_cpu_before_ns: 0,
             coverage: Vec::new(),
             features,
             attached_ns: 0,
@@ -214,6 +216,9 @@ impl Session {
         for spec in probes::ALL {
             let attached = self.attach_probe(spec, plan, btf);
             stands |= attached.hook.is_some();
+            if attached.hook == Some("kprobe/kretprobe") {
+                lock(&self.reader).expect_missed_returns();
+            }
             self.coverage.extend((spec.coverage)(&attached, &self.features));
         }
         if stands {
@@ -235,6 +240,8 @@ impl Session {
 
     /// Starts to record, and to empty the mailboxes.
     pub fn start(&mut self) {
+        lock(&self.reader).refresh_names();
+        self.own_cpu_before_ns = own_cpu_ns();
         let mut control = self.control.get(0);
         control.enabled = 1;
         self.control.set(0, control);
@@ -252,6 +259,16 @@ impl Session {
     pub fn command(&self, plan: &Plan, user: &CommandUser) -> Result<Command> {
         let procs = self.cgroup.as_ref().map(FreshCgroup::procs).transpose()?;
         command::prepare(&plan.selection.command, user, procs)
+    }
+
+    /// What undoes outside changes for somebody who leaves at once.
+    pub fn leaver(&self) -> impl FnOnce() + Send + use<> {
+        let cgroup = self.cgroup.as_ref().map(FreshCgroup::leaver);
+        move || {
+            if let Some(leave) = cgroup {
+                leave();
+            }
+        }
     }
 
     /// While this is set, children of the calling thread are followed: only where there is no cgroup v2.
@@ -277,9 +294,14 @@ impl Session {
         let names = reader.take_names();
         drop(reader);
         snapshot.cost.programs = self.links.costs();
-        snapshot.cost.own_cpu_ns = own_cpu_ns();
+        snapshot.cost.own_cpu_ns = own_cpu_ns() - self.own_cpu_before_ns;
         snapshot.cost.map_bytes = self.loaded.sizes.bytes();
         Ok((names, snapshot))
+    }
+
+    /// The kind of lock of each cell made so far, for tests that need no names.
+    pub fn kinds_of_cells(&self) -> std::collections::BTreeMap<u32, u8> {
+        lock(&self.reader).kinds_of_cells()
     }
 
     /// The in-flight table, for an independent sampler.

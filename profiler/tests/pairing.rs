@@ -48,6 +48,9 @@ impl Namer for Plain {
     fn cell(&mut self, name: CellName) {
         self.0.cells.push(name);
     }
+    fn is_running(&self, _tid: u32) -> bool {
+        true
+    }
     fn without_hist(&mut self, row: u32, reason: &str) {
         self.0.rows_without_hist.push((row, reason.to_owned()));
     }
@@ -262,6 +265,33 @@ fn an_end_without_its_begin_is_counted_only() {
     bench.leave(FUNC_RWSEM_WRITE);
     assert_eq!(bench.of(LOCK), Totals::default());
     assert_eq!(bench.losses(), [("end_without_begin", 1), ("exit_without_entry", 1)]);
+}
+
+#[test]
+fn a_spin_left_open_by_another_thread_never_pairs() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, SPIN);
+    std::thread::scope(|scope| {
+        let bench = &mut bench;
+        scope.spawn(move || {
+            bench.end(LOCK);
+            bench.begin(OTHER, SPIN);
+            bench.end(OTHER);
+        });
+    });
+    assert_eq!((bench.of(LOCK).n, bench.of(OTHER).n), (0, 1));
+    assert_eq!(bench.losses(), [("end_without_begin", 1), ("lost_end", 1)]);
+}
+
+#[test]
+fn a_spin_that_began_inside_another_ends_with_it() {
+    let mut bench = Bench::new();
+    bench.begin(LOCK, SPIN);
+    bench.begin(OTHER, SPIN);
+    bench.end(LOCK);
+    bench.end(OTHER);
+    assert_eq!((bench.of(LOCK).n, bench.of(OTHER).n), (1, 0));
+    assert_eq!(bench.losses(), [("end_without_begin", 1), ("lost_end", 1)]);
 }
 
 #[test]

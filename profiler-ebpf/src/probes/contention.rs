@@ -101,8 +101,11 @@ fn begin(lock: u64, flags: u32) {
     let bare = matches!(kind, Kind::Spin | Kind::Rwlock);
     let home = if bare { inflight::cpu_home() } else { inflight::claim_task_home(current.tid) };
     let Some(home) = home else { return };
-    if let Some(open) = home.find_lock(lock) {
-        if continues(open, kind, phase) {
+    if bare {
+        home.forget_strangers(current.tid);
+    }
+    if let Some(open) = home.find_lock(lock, current.tid) {
+        if continues(open, kind, phase, current.now) {
             return;
         }
         home.forget(open);
@@ -116,16 +119,16 @@ fn begin(lock: u64, flags: u32) {
 /// Whether this begin belongs to a wait already open: a mutex going to sleep or spinning again, or the queued part of a
 /// timed rwsem wait. A mutex that starts to spin while it spins has lost its end instead.
 #[inline(always)]
-fn continues(open: *mut Interval, kind: Kind, phase: u8) -> bool {
+fn continues(open: *mut Interval, kind: Kind, phase: u8, now: u64) -> bool {
     // SAFETY: inside a map value, open, and of the current context.
     let (open_kind, open_phase, func) = unsafe { ((*open).kind, (*open).phase, (*open).func) };
     if func != 0 && kind as u8 == Kind::Rwsem as u8 {
-        inflight::enqueue(open);
+        inflight::enqueue(open, now);
         return true;
     }
     if open_kind == Kind::Mutex as u8 && kind as u8 == open_kind && open_phase + phase != 2 * PHASE_SPIN {
         count(Counter::MutexRebegins);
-        inflight::turn(open, phase);
+        inflight::turn(open, phase, now);
         return true;
     }
     false
@@ -151,11 +154,11 @@ fn end<C: EbpfContext>(ctx: &C, lock: u64, ret: i32) {
     };
     // SAFETY: inside a map value, open, and of the current context.
     if unsafe { (*open).func } != 0 {
-        inflight::dequeue(open, ret < 0);
+        inflight::dequeue(open, ret < 0, current.now);
         return;
     }
     count(Counter::Ends);
-    if let Some((mut wait, _)) = inflight::finish(&home, open) {
+    if let Some((mut wait, _)) = inflight::finish(&home, open, current.now) {
         wait.outcomes = if ret < 0 { INTERRUPTED } else { 0 };
         account::account(ctx, &current, wait, Family::Tracepoint);
     }
@@ -164,10 +167,10 @@ fn end<C: EbpfContext>(ctx: &C, lock: u64, ret: i32) {
 #[inline(always)]
 fn find(current: &Current, lock: u64) -> Option<(Home, *mut Interval)> {
     if let Some(home) = inflight::cpu_home()
-        && let Some(open) = home.find_lock(lock)
+        && let Some(open) = home.find_lock(lock, current.tid)
     {
         return Some((home, open));
     }
     let home = inflight::task_home(current.tid)?;
-    Some((home, home.find_lock(lock)?))
+    Some((home, home.find_lock(lock, current.tid)?))
 }

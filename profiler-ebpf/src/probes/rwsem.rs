@@ -153,7 +153,7 @@ fn read_flags(lock_count: u64, owner: &Owner) -> u8 {
 #[inline(always)]
 fn mark_handoff(tid: u32, lock: u64) {
     let Some(home) = inflight::task_home(tid) else { return };
-    let Some(open) = home.find_lock(lock) else { return };
+    let Some(open) = home.find_lock(lock, tid) else { return };
     // SAFETY: inside a map value, open, and of the current task.
     unsafe {
         if (*open).func == FUNC_RWSEM_WRITE && (*open).flags & FLAG_QUEUED != 0 {
@@ -173,7 +173,7 @@ fn leave<C: EbpfContext>(ctx: &C, func: u8, ret: u64) {
         return;
     };
     count(Counter::Exits);
-    if let Some((mut wait, flags)) = inflight::finish(&home, open) {
+    if let Some((mut wait, flags)) = inflight::finish(&home, open, current.now) {
         let reader = func == FUNC_RWSEM_READ;
         wait.outcomes = outcomes(reader, flags, ret >= FIRST_ERROR, wait.wait_ns);
         account::account(ctx, &current, wait, Family::Function);

@@ -11,20 +11,25 @@ use super::{Coverage, CoverageState, Reason};
 pub struct Abilities {
     /// Outcomes at rwsems, and the spinning part of their waits.
     pub rwsem: Result<(), Reason>,
+    /// Which queued writers were handed the lock.
+    pub handed_off: Result<(), Reason>,
+    /// Which writers waited as long as the handoff timeout.
+    pub handoff_class: Result<(), Reason>,
 }
 
 impl Abilities {
-    /// Reads the lines of the probe `rwsem`; where some of them are about outcomes, these decide.
+    /// Reads the lines of the probe `rwsem`. The metric's words choose the line: *outcomes*, *handoffs*, *handoff
+    /// class*; without a line of its own a metric goes with the others.
     pub fn of(coverage: &[Coverage]) -> Abilities {
-        let rwsem: Vec<&Coverage> = coverage.iter().filter(|c| c.probe == "rwsem").collect();
-        let about: Vec<&Coverage> = rwsem.iter().copied().filter(|c| c.metric.contains("outcome")).collect();
-        let lines = if about.is_empty() { &rwsem } else { &about };
-        let can = |c: &&&Coverage| matches!(c.state, CoverageState::Full | CoverageState::Partial);
-        if lines.iter().any(|c| can(&c)) {
-            return Abilities { rwsem: Ok(()) };
-        }
-        let reason = lines.iter().find_map(|c| c.reason.clone()).map(Reason::from);
-        Abilities { rwsem: Err(reason.unwrap_or(Reason::from("the rwsem probe is not in use"))) }
+        let lines: Vec<&Coverage> = coverage.iter().filter(|line| line.probe == "rwsem").collect();
+        let about = |words: &str| {
+            let own: Vec<&Coverage> =
+                lines.iter().copied().filter(|line| line.metric.contains(words)).collect();
+            can(if own.is_empty() { &lines } else { &own })
+        };
+        let rwsem = about("outcome");
+        let also = |words| rwsem.clone().and_then(|()| about(words));
+        Abilities { handed_off: also("handoffs"), handoff_class: also("handoff class"), rwsem }
     }
 
     /// Whether the spinning part of this kind's waits is known.
@@ -56,6 +61,15 @@ impl Abilities {
     }
 }
 
+/// Whether any of these lines is covered; else the first reason among them.
+fn can(lines: &[&Coverage]) -> Result<(), Reason> {
+    if lines.iter().any(|line| matches!(line.state, CoverageState::Full | CoverageState::Partial)) {
+        return Ok(());
+    }
+    let reason = lines.iter().find_map(|line| line.reason.clone()).map(Reason::from);
+    Err(reason.unwrap_or(Reason::from("the rwsem probe is not in use")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +93,10 @@ mod tests {
         assert_eq!(abilities.spin(Some(Kind::Mutex)), Ok(()));
         assert!(abilities.spin(Some(Kind::Rwsem)).is_err());
         assert_eq!(Abilities::of(&[queued]).rwsem, Ok(()));
+        let handoffs = line("rwsem handoffs", CoverageState::Absent, Some("inlined"));
+        let abilities = Abilities::of(&[line("outcomes", CoverageState::Full, None), handoffs]);
+        assert_eq!((&abilities.rwsem, &abilities.handoff_class), (&Ok(()), &Ok(())));
+        assert_eq!(abilities.handed_off, Err(Reason::from("inlined")));
         assert!(Abilities::of(&[]).outcomes(Some(Kind::Rwsem)).is_err());
         assert!(abilities.outcomes(Some(Kind::Mutex)).is_err());
     }

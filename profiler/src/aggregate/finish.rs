@@ -5,7 +5,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
-use profiler_common::{Kind, OwnerKind};
+use profiler_common::{Kind, Mode, OwnerKind, cell::Outcome};
 
 use crate::snapshot::owner_kind;
 
@@ -87,7 +87,21 @@ impl Finish<'_> {
             p99_ns: quantile(row, &hist, &gap, 99),
             spin_ns: told(self.abilities.spin(kind), row.ended.spin_ns),
             queue_ns: told(self.abilities.queue(kind), row.ended.queue_ns),
-            steals_past_waiters: steals(key, &outcomes),
+            steals_past_waiters: count_for(key, Mode::Read, &outcomes, &Ok(()), Outcome::StolenPastWaiters),
+            handed_off: count_for(
+                key,
+                Mode::Write,
+                &outcomes,
+                &self.abilities.handed_off,
+                Outcome::HandedOff,
+            ),
+            handoff_class: count_for(
+                key,
+                Mode::Write,
+                &outcomes,
+                &self.abilities.handoff_class,
+                Outcome::HandoffClass,
+            ),
             outcomes,
             owners: self.owners(&row.owners),
             processes: self.processes(&row.processes),
@@ -221,14 +235,22 @@ fn quantile(row: &Gathered, hist: &Hist, gap: &Option<Reason>, percent: u64) -> 
     }
 }
 
-/// Readers steal; what a writer does to others is not counted (metric E-3).
-fn steals(key: RowKey, outcomes: &Result<OutcomeCounts, Reason>) -> Reading {
-    use profiler_common::{Mode, cell::Outcome};
-    match outcomes {
-        Err(reason) => Reading::Missing(reason.clone()),
-        Ok(_) if key.mode == Some(Mode::Write as u8) => {
-            Reading::Missing(Reason::from("counted for readers only"))
+/// A count that only one mode has; of the whole lock where the grouping keeps no mode.
+fn count_for(
+    key: RowKey,
+    mode: Mode,
+    outcomes: &Result<OutcomeCounts, Reason>,
+    can: &Result<(), Reason>,
+    outcome: Outcome,
+) -> Reading {
+    match (outcomes, can) {
+        (Err(reason), _) | (Ok(_), Err(reason)) => Reading::Missing(reason.clone()),
+        (Ok(_), Ok(())) if key.mode.is_some_and(|of| of != mode as u8) => {
+            Reading::Missing(Reason::from(match mode {
+                Mode::Read => "counted for readers only",
+                Mode::Write | Mode::Exclusive => "counted for writers only",
+            }))
         }
-        Ok(outcomes) => Reading::Exact(outcomes.get(Outcome::StolenPastWaiters)),
+        (Ok(counts), Ok(())) => Reading::Exact(counts.get(outcome)),
     }
 }

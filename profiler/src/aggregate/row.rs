@@ -207,6 +207,10 @@ pub struct Row {
     pub outcomes: Result<OutcomeCounts, Reason>,
     /// Readers that stole the lock while others waited (metric E-3).
     pub steals_past_waiters: Reading,
+    /// Queued writers that got the lock by its handoff (metric E-4).
+    pub handed_off: Reading,
+    /// Writers that waited at least the kernel's handoff timeout (metric E-7).
+    pub handoff_class: Reading,
     /// Who held the lock, most waited for first. Locks that keep no owner have none.
     pub owners: Vec<OwnerShare>,
     /// Who waited, longest first.

@@ -5,8 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::aggregate::{Bucket, Open, OwnCost, Owner, Reading, Reason, Report, Row, Table};
-use crate::aggregate::{Coverage, OutcomeCounts};
+use crate::aggregate::{Bucket, Coverage, Open, OwnCost, Owner, Reading, Report, Row, Table};
 use crate::terminal::{printable, printable_str};
 use profiler_common::cell::Outcome;
 
@@ -94,19 +93,26 @@ fn gaps(rows: &[Row]) -> Vec<(&'static str, String)> {
         }
     };
     for row in rows {
-        for (metric, reading) in readings(row) {
+        let parts = [("handed_off", &row.handed_off), ("handoff_class", &row.handoff_class)];
+        let parts = parts.into_iter().filter(|_| row.outcomes.is_ok());
+        for (metric, reading) in readings(row).into_iter().chain(parts) {
             match reading {
-                Reading::Missing(reason) => note(metric, format!("{}: {reason}", row.kind)),
+                Reading::Missing(reason) => note(metric, gap(row.kind, reason)),
                 Reading::TooFew => note(metric, "too few finished waits in a row".to_string()),
                 Reading::Exact(_) | Reading::Estimate(_) => {}
             }
         }
         if let Err(reason) = &row.outcomes {
-            note("outcomes", format!("{}: {reason}", row.kind));
+            note("outcomes", gap(row.kind, reason));
         }
     }
     gaps.extend(standing_gaps(rows));
     gaps
+}
+
+/// The reason with the kind it is for; a reason that says *only* is for all kinds.
+fn gap(kind: &str, reason: &str) -> String {
+    if reason.ends_with(" only") { reason.to_string() } else { format!("{kind}: {reason}") }
 }
 
 /// What no row has yet, or not every row can have.
@@ -153,7 +159,7 @@ fn row(row: &Row) -> Value {
         "wait_ns": row.sums.wait_ns,
         "wait_load": load(row.wait_load(), row.window_ns),
         "max_estimated": matches!(row.max_ns, Reading::Estimate(_)),
-        "outcomes": outcomes(&row.outcomes),
+        "outcomes": outcomes(row),
         "interrupted": { "n": row.sums.interrupted_n, "ns": row.sums.interrupted_ns },
         "in_progress": {
             "n": row.in_progress.n,
@@ -205,8 +211,8 @@ fn owner(owner: Option<&Owner>, comm: &[u8], on_cpu: Option<bool>) -> Value {
     json!({ "owner": name, "owner_type": sort, "tgid": tgid, "on_cpu": on_cpu })
 }
 
-fn outcomes(outcomes: &Result<OutcomeCounts, Reason>) -> Value {
-    let Ok(counts) = outcomes else { return Value::Null };
+fn outcomes(row: &Row) -> Value {
+    let Ok(counts) = &row.outcomes else { return Value::Null };
     json!({
         "stolen": counts.get(Outcome::Stolen),
         "fast": counts.get(Outcome::Fast),
@@ -214,10 +220,10 @@ fn outcomes(outcomes: &Result<OutcomeCounts, Reason>) -> Value {
         "spun": counts.get(Outcome::Spun),
         "queued_writers": counts.get(Outcome::QueuedWriter),
         "interrupted": counts.interrupted(),
-        "handed_off": counts.get(Outcome::HandedOff),
+        "handed_off": row.handed_off.value(),
         "stolen_past_waiters": counts.get(Outcome::StolenPastWaiters),
         "predicate_disagreed": counts.get(Outcome::PredicateDisagreed),
-        "handoff_class": counts.get(Outcome::HandoffClass),
+        "handoff_class": row.handoff_class.value(),
     })
 }
 

@@ -5,7 +5,9 @@
 use profiler_common::cell::Outcome;
 
 use super::grid::{Grid, Head, wrap};
-use crate::aggregate::{Coverage, CoverageState, OutcomeCounts, Owner, OwnerShare, Report, Row, Sums, Table};
+use crate::aggregate::{
+    Coverage, CoverageState, OutcomeCounts, Owner, OwnerShare, Reading, Report, Row, Sums, Table,
+};
 use crate::fields::{self, NONE, NOT_AVAILABLE, count, duration, load, percent, rate, time};
 use crate::terminal::{printable, printable_str, truncate};
 
@@ -18,11 +20,13 @@ pub struct Options {
     pub max_rows: usize,
     /// Rows for which owners, waiters and the main stack are listed.
     pub details: usize,
+    /// Whether this is a live view and not a recording that ended, or was killed.
+    pub live: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { max_width: 110, max_rows: 20, details: 5 }
+        Options { max_width: 110, max_rows: 20, details: 5, live: false }
     }
 }
 
@@ -35,7 +39,7 @@ pub fn render(report: &Report, options: &Options) -> String {
         coverage(&report.meta.coverage, options),
         rows(report, options),
         in_progress(table, options),
-        rwsems(table, options),
+        rwsems(report, options),
         details(table, options),
         totals(report, options),
         foot(table, options),
@@ -45,7 +49,11 @@ pub fn render(report: &Report, options: &Options) -> String {
 
 fn head(report: &Report, options: &Options) -> String {
     let (meta, table) = (&report.meta, &report.table);
-    let whole = if table.whole { "whole recording" } else { "a part of the recording" };
+    let whole = match (options.live, table.whole) {
+        (true, _) => "live",
+        (false, true) => "whole recording",
+        (false, false) => "a part of the recording",
+    };
     let least = match meta.min_wait_ns {
         0 => "all waits".to_string(),
         ns => format!("waits of {} and longer", duration(ns)),
@@ -56,7 +64,11 @@ fn head(report: &Report, options: &Options) -> String {
             meta.version, meta.host, meta.online_cpus
         )),
         Some(format!("kernel    {}", meta.kernel)),
-        Some(format!("window    {} ({whole}{}), {least}", duration(table.window_ns), ending(report))),
+        Some(format!(
+            "window    {} ({whole}{}), {least}",
+            duration(table.window_ns),
+            ending(report, options.live)
+        )),
         Some(format!("tasks     {}", selection(report))),
         (!meta.command.is_empty()).then(|| format!("command   {}", meta.command.join(" "))),
         report.truncated.as_ref().map(|why| format!("WARNING   the recording is cut off {why}")),
@@ -64,14 +76,14 @@ fn head(report: &Report, options: &Options) -> String {
     lines.into_iter().flatten().map(|line| wrap(&printable_str(&line), 10, options.max_width)).collect()
 }
 
-fn ending(report: &Report) -> String {
+fn ending(report: &Report, live: bool) -> String {
     match &report.end {
         Some(end) => {
             let status =
                 end.command_status.map(|status| format!(" with status {status}")).unwrap_or_default();
-            format!(", ended by {}{status}", end.reason)
+            format!(", ended: {}{status}", end.reason)
         }
-        None if report.table.whole => ", without an end mark".to_string(),
+        None if report.table.whole && !live => ", no end mark: still being written, or killed".to_string(),
         None => String::new(),
     }
 }
@@ -166,9 +178,7 @@ fn legend(shown: &[Row], ids: &[&str], options: &Options) -> String {
         "LOAD = mean number of tasks waiting at any moment; OPEN, OLDEST = waits in progress at the window's end",
     );
     if shown.iter().any(|row| row.name.starts_with('~')) {
-        note(
-            "~function = a lock without a name, shown by the function that waited for it (a guess); its number beside it",
-        );
+        note("~function = a lock without a name: its number, and the function that waited for it (a guess)");
     }
     let texts =
         || shown.iter().flat_map(|row| ids.iter().filter_map(|id| Some((fields::column(id)?.text)(row))));
@@ -243,7 +253,8 @@ fn owner_text(owner: &Owner, comm: &[u8], on_cpu: Option<bool>) -> String {
     }
 }
 
-fn rwsems(table: &Table, options: &Options) -> String {
+fn rwsems(report: &Report, options: &Options) -> String {
+    let table = &report.table;
     if table.rwsems.is_empty() {
         return String::new();
     }
@@ -259,10 +270,14 @@ fn rwsems(table: &Table, options: &Options) -> String {
     let disagreed = table.rwsems.iter().flat_map(|row| &row.outcomes);
     let disagreed =
         disagreed.fold(0u64, |sum, outcomes| sum.saturating_add(outcomes.get(Outcome::PredicateDisagreed)));
+    let slow = format!(
+        "SLOW% = writers that waited at least the kernel's handoff timeout ({})",
+        handoff_timeout(report.meta.hz)
+    );
     let notes = [
         "STOLEN = taken by a reader ahead of the queue; FAST = by a reader, queue empty; SPUN = by a spinning writer",
-        "HANDED = of QUEUED, by the lock's handoff; INTR = given up on a signal; PASSED = of STOLEN, past waiting tasks",
-        "SLOW% = writers that waited at least the kernel's handoff timeout (4 ms at HZ 250/1000, 10 ms at HZ 100)",
+        "HANDED = of QUEUED, by the lock's handoff; INTR = gave up on a signal; PASSED = of STOLEN, past waiters",
+        slow.as_str(),
     ];
     let mut out = format!("rwsems: how the waits came out\n{}", grid.render(options.max_width));
     for note in notes {
@@ -286,15 +301,11 @@ fn by_lock(rows: &[Row]) -> Vec<Vec<&Row>> {
     locks
 }
 
-/// Two lines: the side most waited for names the lock, the other one, or an empty line, has its number.
+/// Two lines: the side most waited for names the lock.
 fn rwsem_lines(sides: &[&Row]) -> Vec<Vec<String>> {
     let mut lines: Vec<Vec<String>> = sides.iter().map(|row| rwsem_line(row)).collect();
-    let id = sides[0].lock_id.as_deref().filter(|_| sides[0].name.starts_with('~'));
-    let Some(id) = id else { return lines };
-    let second = format!("  ({})", printable_str(id));
-    match lines.get_mut(1) {
-        Some(line) => line[0] = second,
-        None => lines.push(vec![second]),
+    if let Some(line) = lines.get_mut(1) {
+        line[0].clear();
     }
     lines
 }
@@ -304,9 +315,8 @@ fn rwsem_line(row: &Row) -> Vec<String> {
     let outcomes = row.outcomes.as_ref().ok();
     let number = |outcome| outcomes.map_or(NOT_AVAILABLE.to_string(), |all| count(all.get(outcome)));
     let of = |applies: bool, outcome| if applies { number(outcome) } else { NOT_AVAILABLE.to_string() };
-    let slow = outcomes.filter(|_| writer).map_or(NOT_AVAILABLE.to_string(), slow_share);
     vec![
-        printable_str(&row.name),
+        fields::lock(row),
         row.mode.to_string(),
         row.contentions_per_s().map_or(NOT_AVAILABLE.to_string(), rate),
         load(row.wait_load()),
@@ -316,18 +326,32 @@ fn rwsem_line(row: &Row) -> Vec<String> {
         of(!writer, Outcome::Fast),
         of(writer, Outcome::Spun),
         number(if writer { Outcome::QueuedWriter } else { Outcome::QueuedReader }),
-        of(writer, Outcome::HandedOff),
+        counted(&row.handed_off),
         outcomes.map_or(NOT_AVAILABLE.to_string(), |all| count(all.interrupted())),
-        of(!writer, Outcome::StolenPastWaiters),
-        slow,
+        counted(&row.steals_past_waiters),
+        slow_share(row),
     ]
 }
 
+fn counted(reading: &Reading) -> String {
+    reading.value().map_or(NOT_AVAILABLE.to_string(), count)
+}
+
 /// Metric E-7.
-fn slow_share(outcomes: &OutcomeCounts) -> String {
-    match outcomes.writers() {
-        0 => NONE.to_string(),
-        all => percent(outcomes.get(Outcome::HandoffClass) as f64 * 100.0 / all as f64),
+fn slow_share(row: &Row) -> String {
+    let writers = row.outcomes.as_ref().map_or(0, OutcomeCounts::writers);
+    match (row.handoff_class.value(), writers) {
+        (None, _) => NOT_AVAILABLE.to_string(),
+        (Some(_), 0) => NONE.to_string(),
+        (Some(slow), all) => percent(slow as f64 * 100.0 / all as f64),
+    }
+}
+
+/// The kernel's RWSEM_WAIT_TIMEOUT in words: DIV_ROUND_UP(HZ, 250) ticks (kernel/locking/rwsem.c).
+fn handoff_timeout(hz: Option<u64>) -> String {
+    match hz.filter(|hz| *hz > 0) {
+        Some(hz) => format!("{} ms here", hz.div_ceil(250) * 1000 / hz),
+        None => "4 ms at HZ 250 or 1000, 10 ms at HZ 100".to_string(),
     }
 }
 

@@ -23,10 +23,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Names by `symbols`, if the kernel lets us read them; addresses only if `raw_addresses`.
-    pub fn new(symbols: Option<Kallsyms>, raw_addresses: bool) -> Self {
+    /// Names nothing by symbol until [`Namer::refresh`] has read them; shows addresses only if `raw_addresses`.
+    pub fn new(raw_addresses: bool) -> Self {
         Identity {
-            symbols: symbols.filter(Kallsyms::usable),
+            symbols: None,
             raw_addresses,
             new: Names::default(),
             locks: HashMap::new(),
@@ -127,6 +127,18 @@ impl Namer for Identity {
 
     fn without_hist(&mut self, row: u32, reason: &str) {
         self.new.rows_without_hist.push((row, reason.to_owned()));
+    }
+
+    fn is_running(&self, tid: u32) -> bool {
+        let stat = std::fs::read(format!("/proc/{tid}/stat")).unwrap_or_default();
+        // The name before it may hold anything, a parenthesis too: the state follows the last one.
+        let state = stat.iter().rposition(|byte| *byte == b')').and_then(|end| stat.get(end + 2));
+        tid != 0 && state == Some(&b'R')
+    }
+
+    /// Reads the kernel's symbols: only now, since the programs' own code and trampolines have just got theirs.
+    fn refresh(&mut self) {
+        self.symbols = Kallsyms::read().ok().filter(Kallsyms::usable);
     }
 
     fn take(&mut self) -> Names {

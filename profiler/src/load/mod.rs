@@ -30,6 +30,9 @@ pub const OBJECT: &[u8] =
 /// Names an object to load in place of [`OBJECT`]: the tests of a rebuilt one.
 pub const OBJECT_VARIABLE: &str = "LOCKSCOPE_BPF_OBJECT";
 
+/// `Level::Info` of aya-log-common.
+const LOG_INFO: u8 = 3;
+
 /// What to load.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -59,7 +62,7 @@ impl Loaded {
         let elf = object()?;
         let values = globals::values(options, btf, features);
         let entries = options.sizes.entries();
-        let log_level = u8::from(options.log);
+        let log_level = if options.log { LOG_INFO } else { 0 };
         let mut loader = EbpfLoader::new();
         loader.btf(None);
         for (name, count) in &entries {

@@ -13,6 +13,7 @@ pub type CellId = u32;
 
 /// Sums over all CPUs of one cell since the recording began. Times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Totals {
     /// Finished waits.
     pub n: u64,
@@ -68,7 +69,8 @@ impl Totals {
 }
 
 /// A wait that was in progress when the maps were read.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct OpenWait {
     /// Number of the lock in [`Names::locks`].
     pub lock: u32,
@@ -94,6 +96,7 @@ pub struct OpenWait {
 
 /// What a BPF program cost since the recording began.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ProgramCost {
     /// The program's name, and the function it is attached to.
     pub name: String,
@@ -109,6 +112,7 @@ pub struct ProgramCost {
 
 /// Our own cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Cost {
     /// Each attached program.
     pub programs: Vec<ProgramCost>,
@@ -121,6 +125,7 @@ pub struct Cost {
 /// The maps as they were at one moment. All sums since the recording began; cells that did not change since the last
 /// snapshot are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Snapshot {
     /// Nanoseconds of the monotonic clock, taken when the reading was done.
     pub at_ns: u64,
@@ -141,7 +146,8 @@ pub struct Snapshot {
 }
 
 /// A lock's name, as far as it is known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LockName {
     /// Number within the recording.
     pub id: u32,
@@ -152,7 +158,8 @@ pub struct LockName {
 }
 
 /// A stack, innermost frame first.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StackName {
     /// Number within the recording; 0 is *not walked*.
     pub id: u32,
@@ -163,7 +170,8 @@ pub struct StackName {
 }
 
 /// What a cell counts: a key with its names' numbers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CellName {
     /// The cell.
     pub id: CellId,
@@ -188,7 +196,8 @@ pub struct CellName {
 }
 
 /// A process's name as the kernel gave it: untrusted bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ProcessName {
     /// The process.
     pub tgid: u32,
@@ -198,6 +207,7 @@ pub struct ProcessName {
 
 /// Names that came up since the last ones. A recording's names only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Names {
     /// Locks.
     pub locks: Vec<LockName>,
@@ -249,6 +259,7 @@ pub enum CoverageState {
 
 /// What a recording says of itself before its first snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Meta {
     /// The program's version.
     pub version: String,
@@ -280,6 +291,7 @@ pub struct Meta {
 
 /// What a recording says when it ended in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct End {
     /// Nanoseconds of the monotonic clock.
     pub at_ns: u64,

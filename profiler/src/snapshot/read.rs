@@ -21,6 +21,10 @@ use profiler_common::{
 use super::{CellId, CellName, Names, OpenWait, Snapshot, Totals};
 use crate::load::{Loaded, Mapped, PodKey, PodRef, Sizes};
 
+/// A spinning wait older than this is shown only while its thread runs: else its end was lost, and the next event on
+/// its CPU will drop it.
+const SURELY_SPINNING_NS: u64 = 1_000_000;
+
 /// Gives numbers to what the maps only hold as addresses.
 pub trait Namer: Send {
     /// The number of a lock.
@@ -35,6 +39,10 @@ pub trait Namer: Send {
     fn without_hist(&mut self, row: u32, reason: &str);
     /// Hands out the names that came up since the last call.
     fn take(&mut self) -> Names;
+    /// Whether this thread is running or waiting for a CPU now; `false` for the idle threads, which are all number 0.
+    fn is_running(&self, tid: u32) -> bool;
+    /// Called once all programs are attached: their own code has addresses from now on.
+    fn refresh(&mut self) {}
 }
 
 /// One cell that user space made.
@@ -90,6 +98,7 @@ pub struct Reader {
     reserved: Vec<Totals>,
     lost_in_table: u64,
     abandoned: u64,
+    may_miss_returns: bool,
     namer: Box<dyn Namer>,
 }
 
@@ -120,6 +129,7 @@ impl Reader {
             reserved: vec![Totals::default(); RESERVED_CELLS as usize],
             lost_in_table: 0,
             abandoned: 0,
+            may_miss_returns: false,
             namer,
         })
     }
@@ -127,6 +137,16 @@ impl Reader {
     /// The settings, mapped.
     pub fn control(&self) -> Arc<Mapped<Control>> {
         Arc::clone(&self.control)
+    }
+
+    /// The kind of lock of each cell made so far.
+    pub fn kinds_of_cells(&self) -> BTreeMap<CellId, u8> {
+        self.place_of.iter().map(|(key, place)| (self.places[*place].id, key.kind)).collect()
+    }
+
+    /// To be called once all programs are attached, before anything is recorded.
+    pub fn refresh_names(&mut self) {
+        self.namer.refresh();
     }
 
     /// Names that came up since the last call.
@@ -398,6 +418,18 @@ impl Reader {
         sum
     }
 
+    /// Entries of timed functions whose exit was neither seen nor can still come. Exact when no event falls between the
+    /// three readings.
+    fn missed_returns(&self) -> u64 {
+        let open = self.open_waits().read(u64::MAX).iter().filter(|open| open.func != 0).count() as u64;
+        self.counter(Counter::Entries).saturating_sub(self.counter(Counter::Exits) + open)
+    }
+
+    /// From now on entries without an exit are a loss: their exits come from kretprobes.
+    pub fn expect_missed_returns(&mut self) {
+        self.may_miss_returns = true;
+    }
+
     /// A counter's sum over all CPUs.
     pub fn counter(&self, counter: Counter) -> u64 {
         let sum: u64 =
@@ -405,6 +437,7 @@ impl Reader {
         match counter {
             Counter::TableFull => sum + self.lost_in_table,
             Counter::Abandoned => sum + self.abandoned,
+            Counter::MissedReturns if self.may_miss_returns => self.missed_returns(),
             _ => sum,
         }
     }
@@ -419,6 +452,11 @@ impl Reader {
 
     fn read_open_waits(&mut self, now_ns: u64) -> Vec<OpenWait> {
         let open = self.open_waits().read(now_ns);
+        let spins = |wait: &Interval| matches!(Kind::from_number(wait.kind), Some(Kind::Spin | Kind::Rwlock));
+        let lost = |wait: &Interval| {
+            spins(wait) && wait.begin_ns + SURELY_SPINNING_NS < now_ns && !self.namer.is_running(wait.tid)
+        };
+        let open: Vec<Interval> = open.into_iter().filter(|wait| !lost(wait)).collect();
         open.into_iter().map(|wait| self.name_open_wait(&wait, now_ns)).collect()
     }
 

@@ -58,6 +58,15 @@ impl FreshCgroup {
         })
     }
 
+    /// What removes the group for somebody who leaves at once: one try, nothing waited for.
+    pub fn leaver(&self) -> impl FnOnce() + Send + use<> {
+        let twin = std::mem::ManuallyDrop::new(FreshCgroup { path: self.path.clone() });
+        move || {
+            twin.empty();
+            let _ = fs::remove_dir(&twin.path);
+        }
+    }
+
     fn remove(&self) -> io::Result<()> {
         let mut result = fs::remove_dir(&self.path);
         for _ in 0..REMOVE_TRIES {

@@ -1,0 +1,339 @@
+//! The program on Debian's kernels in a virtual machine, where functions can be probed: `cargo xtask test` runs this
+//! file in each VM of its ring. On any other machine every test skips itself. Emulated CPUs: counts and shares are
+//! looked at, never absolute times.
+
+mod harness;
+
+use std::{
+    process::{Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use harness::*;
+use profiler::{
+    cli::MeasureArgs,
+    session::{Plan, Session, monotonic_ns},
+    workload::Selection,
+};
+use profiler_common::{Kind, Mode};
+use serde_json::Value;
+
+/// The RAM-disk ext4 that the harness mounts.
+const MOUNT: &str = "/tmp/mnt";
+
+macro_rules! needs_vm {
+    ($name:literal) => {
+        if std::env::var_os("LOCKSCOPE_VM").is_none() {
+            return skip($name, "runs in a VM of cargo xtask test only");
+        }
+        if std::env::var_os("LOCKSCOPE_ONLY").is_some_and(|only| only != $name) {
+            return skip($name, "not asked for in this VM");
+        }
+        let _turn = turn();
+    };
+}
+
+/// Runs a stress preset under the recorder; its report.
+fn stress(scratch: &Scratch, name: &str, options: &[&str], args: &[&str]) -> Value {
+    let file = scratch.path(&format!("{name}.rec"));
+    let command: Vec<&str> = [LOCKSCOPE, "stress"].into_iter().chain(args.iter().copied()).collect();
+    let mut options = options.to_vec();
+    options.extend(["-d", "120"]);
+    let report = record(&file, &options, &command);
+    println!("{}", table(&file));
+    report
+}
+
+fn outcome_sum(rows: &[&Value], names: &[&str]) -> u64 {
+    rows.iter().flat_map(|row| names.iter().map(|name| n(&row["outcomes"][*name]))).sum()
+}
+
+#[test]
+fn every_probe_attaches() {
+    needs_vm!("every_probe_attaches");
+    let doctor = succeed(&mut lockscope(&["doctor", "--json"]));
+    let doctor: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    assert_eq!(coverage(&doctor, "contention", "mutex")["hook"], "tp_btf");
+    for metric in ["spinning included", "outcomes", "handoff class"] {
+        let line = coverage(&doctor, "rwsem", metric);
+        assert_eq!(
+            (line["hook"].as_str(), line["state"].as_str()),
+            (Some("fentry/fexit"), Some("full")),
+            "{line}"
+        );
+    }
+    let spin = coverage(&doctor, "contention", "spinlock");
+    assert!(spin["reason"].as_str().unwrap().contains("queued waiters only"), "{spin}");
+}
+
+#[test]
+fn with_the_hypervisor_bit_spinlock_waits_are_said_to_be_invisible() {
+    needs_vm!("with_the_hypervisor_bit_spinlock_waits_are_said_to_be_invisible");
+    if std::env::var_os("LOCKSCOPE_ONLY").is_none() {
+        return skip(
+            "with_the_hypervisor_bit_spinlock_waits_are_said_to_be_invisible",
+            "this VM hides the hypervisor bit",
+        );
+    }
+    let scratch = Scratch::new("hypervisor");
+    let report = stress(&scratch, "mmap", &[], &["mmap", "--secs", "3", "--warmup=0"]);
+    let spin = coverage(&report, "contention", "spinlock");
+    assert_eq!(spin["state"], "absent");
+    assert!(spin["reason"].as_str().unwrap().contains("spinlock waits are invisible"), "{spin}");
+    assert!(rows(&report).iter().all(|row| row["kind"] != "spin"), "and there is none");
+    assert!(rows(&report).iter().any(|row| row["kind"] == "rwsem"));
+}
+
+#[test]
+fn the_appenders_inode_lock_is_the_top_write_wait_and_the_control_has_none() {
+    needs_vm!("the_appenders_inode_lock_is_the_top_write_wait_and_the_control_has_none");
+    let scratch = Scratch::new("dio");
+    let load = ["dio-append", "--secs", "6", "--warmup=0", "--pin", "--dir", MOUNT];
+    let report = stress(&scratch, "shared", &[], &load);
+    let writes: Vec<&Value> = rows(&report).iter().filter(|row| row["mode"] == "W").collect();
+    let top = writes.first().expect("a write wait");
+    assert_eq!((top["kind"].as_str(), top["caller"].as_str()), (Some("rwsem"), Some("ext4_file_write_iter")));
+    assert!(n(&top["contentions"]) > 100, "{top:#}");
+    let control: Vec<&str> = load.iter().copied().chain(["--control"]).collect();
+    let control = stress(&scratch, "control", &[], &control);
+    let same = |report: &Value| -> u64 {
+        let rows = rows(report)
+            .iter()
+            .filter(|row| row["caller"] == "ext4_file_write_iter" && row["kind"] == "rwsem");
+        rows.map(|row| n(&row["contentions"])).sum()
+    };
+    assert!(same(&control) * 100 <= same(&report), "control {} of {}", same(&control), same(&report));
+    outcomes_agree_with_entries(&report);
+}
+
+/// Outcomes are counted at the exit in cells, entries at the entry in a counter of their own.
+fn outcomes_agree_with_entries(report: &Value) {
+    let rwsems: Vec<&Value> = rows(report).iter().filter(|row| row["kind"] == "rwsem").collect();
+    let lost: u64 = report["losses"].as_object().unwrap().values().map(n).sum();
+    let tallies = &report["tallies"];
+    let reads = outcome_sum(&rwsems, &["stolen", "fast", "queued_readers"]);
+    let writes = outcome_sum(&rwsems, &["spun", "queued_writers"]);
+    let given_up = outcome_sum(&rwsems, &["interrupted"]);
+    let open = report["in_progress"].as_array().unwrap().len() as u64;
+    let entries = n(&tallies["rwsem_read_entries"]) + n(&tallies["rwsem_write_entries"]);
+    let outcomes = reads + writes + given_up;
+    println!(
+        "entries {entries}, outcomes {outcomes} (reads {reads}, writes {writes}), open {open}, lost {lost}"
+    );
+    assert!(entries > 0);
+    assert!(entries.abs_diff(outcomes) <= open + lost, "{entries} entries, {outcomes} outcomes");
+    let finished: u64 = rwsems.iter().map(|row| n(&row["finished"])).sum();
+    assert!(finished.abs_diff(reads + writes) <= lost, "a wait is counted once: {finished}");
+}
+
+#[test]
+fn mmap_lock_writes_have_a_spinning_and_a_queued_part() {
+    needs_vm!("mmap_lock_writes_have_a_spinning_and_a_queued_part");
+    let scratch = Scratch::new("mmap");
+    let report = stress(&scratch, "mmap", &[], &["mmap", "--secs", "6", "--warmup=0", "--threads", "8"]);
+    let writes: Vec<&Value> =
+        rows(&report).iter().filter(|row| row["kind"] == "rwsem" && row["mode"] == "W").collect();
+    let (spin, queue) = (sum(&writes, "spin_ns"), sum(&writes, "queue_ns"));
+    assert!(spin > 0 && queue > 0, "spin {spin} queue {queue}");
+    assert_eq!(spin + queue, sum(&writes, "wait_ns"));
+    assert!(outcome_sum(&writes, &["spun"]) > 0 && outcome_sum(&writes, &["queued_writers"]) > 0);
+    outcomes_agree_with_entries(&report);
+}
+
+fn sum(rows: &[&Value], field: &str) -> u64 {
+    rows.iter().map(|row| n(&row[field])).sum()
+}
+
+#[test]
+fn wait_load_equals_the_sampled_number_of_waiters() {
+    needs_vm!("wait_load_equals_the_sampled_number_of_waiters");
+    let measure = MeasureArgs { min_wait: 0, ..MeasureArgs::nothing_special(None) };
+    let plan = Plan { measure, selection: Selection::default() };
+    let mut session = Session::open(&plan).unwrap();
+    let mut line = lockscope(&["stress", "mmap", "--secs", "16", "--threads", "8"]);
+    let mut load = Running::start(line.stdout(Stdio::null()));
+    std::thread::sleep(Duration::from_secs(2));
+    session.start();
+    let samples = Arc::new(Mutex::new(Vec::new()));
+    let stop = Arc::new(AtomicBool::new(false));
+    let sampler = sample_waiters(&session, &samples, &stop);
+    let (_, begin) = session.snapshot().unwrap();
+    std::thread::sleep(Duration::from_secs(12));
+    let (_, end) = session.snapshot().unwrap();
+    stop.store(true, Ordering::Relaxed);
+    sampler.join().unwrap();
+    let measured = load_between(&mut session, &begin, &end);
+    let samples = samples.lock().unwrap();
+    let sampled = samples.iter().sum::<usize>() as f64 / samples.len() as f64;
+    println!("wait load {measured:.3} from waits, {sampled:.3} from {} samples at 20 Hz", samples.len());
+    assert!(samples.len() > 150);
+    assert!((measured / sampled - 1.0).abs() < 0.10, "{measured} against {sampled}");
+    load.end_within(Duration::from_secs(30));
+    session.close().unwrap();
+}
+
+fn is_rwsem(kind: u8) -> bool {
+    kind == Kind::Rwsem as u8
+}
+
+fn sample_waiters(
+    session: &Session,
+    samples: &Arc<Mutex<Vec<usize>>>,
+    stop: &Arc<AtomicBool>,
+) -> std::thread::JoinHandle<()> {
+    let (open, samples, stop) = (session.open_waits(), Arc::clone(samples), Arc::clone(stop));
+    std::thread::spawn(move || {
+        while !stop.load(Ordering::Relaxed) {
+            let waiting = open.read(monotonic_ns()).iter().filter(|wait| is_rwsem(wait.kind)).count();
+            samples.lock().unwrap().push(waiting);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    })
+}
+
+/// (Σ finished + Σ elapsed of open waits) at the end − the same at the begin, over the window.
+fn load_between(
+    session: &mut Session,
+    begin: &profiler::snapshot::Snapshot,
+    end: &profiler::snapshot::Snapshot,
+) -> f64 {
+    let elapsed = |snapshot: &profiler::snapshot::Snapshot| -> u64 {
+        snapshot.in_progress.iter().filter(|wait| is_rwsem(wait.kind)).map(|wait| wait.age_ns).sum()
+    };
+    let kinds = session.kinds_of_cells();
+    let finished = |snapshot: &profiler::snapshot::Snapshot| -> u64 {
+        let cells = snapshot.cells.iter().filter(|(id, _)| kinds.get(id).is_some_and(|kind| is_rwsem(*kind)));
+        cells.map(|(_, totals)| totals.wait_ns + totals.interrupted_ns).sum()
+    };
+    // Cells that did not change after the first snapshot are in it only; both hold sums since the start.
+    let mut all = begin.clone();
+    all.cells.extend(end.cells.clone());
+    let waited = finished(&all) + elapsed(end) - finished(begin) - elapsed(begin);
+    waited as f64 / (end.at_ns - begin.at_ns) as f64
+}
+
+#[test]
+fn a_freeze_shows_during_the_stall() {
+    needs_vm!("a_freeze_shows_during_the_stall");
+    a_freeze_shows_while_it_lasts("vm-freeze", std::path::Path::new(MOUNT));
+}
+
+#[test]
+fn kprobes_serve_as_a_last_resort_with_missed_returns_shown() {
+    needs_vm!("kprobes_serve_as_a_last_resort_with_missed_returns_shown");
+    let scratch = Scratch::new("kprobe");
+    let options = ["--rwsem-hook", "kprobe/kretprobe"];
+    let report =
+        stress(&scratch, "kprobe", &options, &["mmap", "--secs", "4", "--warmup=0", "--threads", "16"]);
+    let line = coverage(&report, "rwsem", "spinning included");
+    assert_eq!((line["hook"].as_str(), line["state"].as_str()), (Some("kprobe/kretprobe"), Some("partial")));
+    assert!(line["reason"].as_str().unwrap().contains("missed returns"));
+    let (entries, exits) = (n(&report["tallies"]["entries"]), n(&report["tallies"]["exits"]));
+    let missed = n(&report["losses"]["missed_returns"]);
+    println!("entries {entries}, exits {exits}, missed returns {missed}");
+    assert!(exits > 0);
+    let open = report["in_progress"].as_array().unwrap().len() as u64;
+    assert!((entries - exits).abs_diff(missed) <= open, "{entries} {exits} {missed}");
+}
+
+#[test]
+fn a_longer_minimum_wait_keeps_the_long_waits_and_counts_the_short_ones() {
+    needs_vm!("a_longer_minimum_wait_keeps_the_long_waits_and_counts_the_short_ones");
+    let scratch = Scratch::new("minwait");
+    let report = stress(&scratch, "min", &["--min-wait", "1ms"], &["mmap", "--secs", "3", "--warmup=0"]);
+    let below: u64 = report["below_minimum"].as_array().unwrap().iter().map(|b| n(&b["contentions"])).sum();
+    assert!(below > 0);
+    for row in rows(&report).iter().filter(|row| n(&row["finished"]) > 0) {
+        assert!(n(&row["wait_ns"]) / n(&row["finished"]) >= 1_000_000, "{row:#}");
+    }
+}
+
+#[test]
+fn owners_are_named_and_readers_never_blamed() {
+    needs_vm!("owners_are_named_and_readers_never_blamed");
+    let scratch = Scratch::new("owners");
+    let load = ["dio-append", "--secs", "4", "--warmup=0", "--pin", "--dir", MOUNT];
+    let report = stress(&scratch, "owners", &["--comm", "appender-0,reader-0,stress-0,stress-1"], &load);
+    let row = |caller: &str| {
+        let mut rows = rows(&report).iter().filter(|row| row["kind"] == "rwsem");
+        rows.find(|row| row["caller"] == caller).cloned().unwrap_or_else(|| panic!("no row of {caller}"))
+    };
+    let owners = |row: &Value| row["owners"].as_array().unwrap().clone();
+    let writer = row("ext4_file_write_iter");
+    assert!(owners(&writer).iter().any(|owner| owner["owner_type"] == "readers" && owner["tgid"].is_null()));
+    let reader = row("ext4_file_read_iter");
+    let by_task = owners(&reader);
+    let named = by_task.iter().find(|owner| owner["owner_type"] == "process").expect("a writer held it");
+    assert!(n(&named["tgid"]) > 0 && named["on_cpu"].is_boolean());
+    let _ = Mode::Write;
+}
+
+#[test]
+fn sigkill_of_lockscope_leaves_nothing_attached() {
+    needs_vm!("sigkill_of_lockscope_leaves_nothing_attached");
+    let scratch = Scratch::new("vm-sigkill");
+    let file = scratch.path("killed.rec");
+    let mut recorder = Running::start(lockscope(&["record", "--interval", "0.3", "-o"]).arg(&file));
+    wait_for(Duration::from_secs(60), "some snapshots", || {
+        std::fs::metadata(&file).is_ok_and(|m| m.len() > 6000)
+    });
+    let programs = bpf_programs_of(recorder.0.id());
+    assert!(programs.len() >= 7, "{programs:?}");
+    recorder.signal(libc::SIGKILL);
+    recorder.end_within(Duration::from_secs(30)).unwrap();
+    wait_for(Duration::from_secs(60), "the programs to go", || {
+        let loaded = loaded_bpf_programs();
+        programs.iter().all(|id| !loaded.contains(id))
+    });
+    assert!(n(&report(&file)["window_ns"]) > 0);
+}
+
+#[test]
+fn instructions_of_a_pair_under_icount() {
+    needs_vm!("instructions_of_a_pair_under_icount");
+    if std::env::var_os("LOCKSCOPE_ONLY").is_none() {
+        return skip("instructions_of_a_pair_under_icount", "this VM does not count instructions");
+    }
+    let mut costs = Vec::new();
+    for depth in [0u32, 8, 16] {
+        costs.push((depth, pair_cost(depth)));
+    }
+    for (depth, (begin, end)) in &costs {
+        println!("ICOUNT depth {depth}: begin {begin:.0} + end {end:.0} = {:.0} instructions", begin + end);
+    }
+    let pair = |index: usize| costs[index].1.0 + costs[index].1.1;
+    println!("ICOUNT a frame costs {:.0} instructions", (pair(2) - pair(1)) / 8.0);
+    assert!(pair(0) <= 1874.0 / 3.0, "without a stack: {}", pair(0));
+    assert!(pair(1) <= 6961.0, "with a stack of 8: {}", pair(1));
+}
+
+/// Mean BPF instructions of a begin and an end while directories and address spaces are contended.
+fn pair_cost(depth: u32) -> (f64, f64) {
+    let measure = MeasureArgs { stack_depth: depth, ..MeasureArgs::nothing_special(None) };
+    let plan = Plan { measure, selection: Selection::default() };
+    let mut session = Session::open(&plan).unwrap();
+    session.start();
+    let output = Command::new(LOCKSCOPE)
+        .args(["stress", "mmap", "--secs", "4", "--warmup=0", "--threads", "8"])
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let (_, snapshot) = session.snapshot().unwrap();
+    let cost = |name: &str| {
+        let program = snapshot.cost.programs.iter().find(|program| program.name.starts_with(name)).unwrap();
+        let (runs, ns) = (program.run_count.unwrap(), program.run_ns.unwrap());
+        println!(
+            "ICOUNT depth {depth}: {} ran {runs} times, {ns} instructions, verified {:?}",
+            program.name, program.verified_instructions
+        );
+        assert!(runs > 100, "{name}: {runs}");
+        ns as f64 / runs as f64
+    };
+    let result = (cost("contention_begin"), cost("contention_end"));
+    session.close().unwrap();
+    result
+}
