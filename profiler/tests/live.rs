@@ -176,9 +176,9 @@ fn only_the_selected_are_recorded() {
     needs_root!("only_the_selected_are_recorded");
     let scratch = Scratch::new("select");
     let mut one =
-        Running::start(Command::new(MMAP[0]).args(["stress", "mmap", "--secs", "8"]).stdout(Stdio::null()));
+        Running::start(Command::new(MMAP[0]).args(["stress", "mmap", "--secs", "30"]).stdout(Stdio::null()));
     let mut other =
-        Running::start(Command::new(MMAP[0]).args(["stress", "mmap", "--secs", "8"]).stdout(Stdio::null()));
+        Running::start(Command::new(MMAP[0]).args(["stress", "mmap", "--secs", "30"]).stdout(Stdio::null()));
     std::thread::sleep(Duration::from_millis(500));
     let pid = one.0.id();
     let report = record(&scratch.path("pid.rec"), &["-d", "2", "--pid", &pid.to_string()], &[]);
@@ -191,6 +191,8 @@ fn only_the_selected_are_recorded() {
     assert!(rows(&nobody).is_empty());
     let named = record(&scratch.path("comm2.rec"), &["-d", "2", "--comm", "stress-0,stress-1"], &[]);
     assert!(!rows(&named).is_empty());
+    one.signal(libc::SIGINT);
+    other.signal(libc::SIGINT);
     one.end_within(Duration::from_secs(20));
     other.end_within(Duration::from_secs(20));
 }
@@ -215,7 +217,7 @@ fn a_command_is_followed_with_all_its_children_and_nobody_else() {
 fn the_cgroup_of_the_command_is_gone_afterwards() {
     needs_root!("the_cgroup_of_the_command_is_gone_afterwards");
     let scratch = Scratch::new("cgroup");
-    record(&scratch.path("a.rec"), &["-d", "10"], &["bash", "-c", "sleep 60 & exit 3"]);
+    record(&scratch.path("a.rec"), &["-d", "10"], &["bash", "-c", "sleep 10 >/dev/null 2>&1 & exit 3"]);
     let left =
         succeed(Command::new("find").args(["/sys/fs/cgroup", "-maxdepth", "4", "-name", "lockscope.*"]));
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");

@@ -1,10 +1,10 @@
 //! `cargo xtask`: lockscope's own build, test and demo commands. Dispatches only; each command has its file.
 
 mod bpf;
+mod demo;
 mod exec;
 mod lint;
 mod setup;
-#[allow(dead_code, reason = "the command itself is still to come")]
 mod test;
 mod tidy;
 mod vm;
@@ -25,6 +25,10 @@ struct Cli {
 enum Command {
     /// Compile the kernel side into profiler/bpf/lockscope.bpf.o, or check that this gives the committed bytes.
     Bpf(bpf::BpfArgs),
+    /// Record the stress presets and print the reports: what lockscope shows, in about two minutes.
+    Demo(demo::DemoArgs),
+    /// All checks and tests: this repository's rules, the BPF object, this host, and the VMs.
+    Test(test::TestArgs),
     /// Check format and clippy.
     Lint,
     /// Check the repository's own rules: stages, file headers, names, function lengths.
@@ -40,6 +44,8 @@ fn main() -> ExitCode {
 fn dispatch() -> Result<ExitCode> {
     match Cli::parse().command {
         Command::Bpf(args) => bpf::command(&args),
+        Command::Demo(args) => demo::command(&args),
+        Command::Test(args) => test::command(&args),
         Command::Lint => done(lint::command()),
         Command::Tidy => done(tidy::command()),
         Command::Vm(args) => vm::command(args),

@@ -50,7 +50,6 @@ pub const VM: Group = Group {
 };
 
 /// What the tests compare with or drive.
-#[expect(dead_code, reason = "for `cargo xtask test`")]
 pub const TEST: Group =
     Group { what: "the tests", packages: &["linux-perf", "e2fsprogs", "util-linux", "python3", "tmux"] };
 

@@ -1,98 +1,250 @@
-//! Reads what `cargo test` prints. A test that finds at run time that this machine cannot do it prints
-//! `SKIP name: reason` and returns; it must never be counted as passed.
+//! `cargo xtask test`: all checks and tests, ring by ring – the repository's rules, the BPF object, this host, and the
+//! VMs – ending with one line that counts them. A ring that fails does not hide the next one.
 
-use std::collections::BTreeMap;
+mod counts;
 
-/// The sum over all test programs of one run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Ran and held.
-    pub passed: usize,
-    /// Ran and did not hold.
-    pub failed: usize,
-    /// Did not run: ignored, or skipped themselves.
-    pub skipped: usize,
-    /// `name: reason` of those that skipped themselves.
-    pub reasons: Vec<String>,
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::Args;
+
+use crate::bpf::{self, Check};
+use crate::exec;
+use crate::setup;
+use crate::vm::{self, Accel, Kernel, VmSpec};
+use crate::{lint, tidy};
+use counts::{Counts, parse_libtest};
+
+/// Names an object that the program loads in place of the committed one.
+const OBJECT_VARIABLE: &str = "LOCKSCOPE_BPF_OBJECT";
+
+/// `cargo xtask test`
+#[derive(Args)]
+pub struct TestArgs {
+    /// Leave out the virtual machines
+    #[arg(long)]
+    no_vm: bool,
 }
 
-/// Sums all `test result:` lines of `output` and moves self-skipped tests from passed to skipped. The skip lines must
-/// be in `output`: run the tests with `--nocapture` or `--show-output`.
-pub fn parse_libtest(output: &str) -> Counts {
-    let mut counts = Counts::default();
-    // By name, since a test may print its line twice; per test program, since two may have tests of one name.
-    let mut skips = BTreeMap::new();
-    for line in output.lines() {
-        if let Some((name, reason)) = skip_line(line) {
-            skips.insert(name, reason);
-        } else if let Some(result) = line.trim_start().strip_prefix("test result: ") {
-            counts.add(result);
-            // Under --show-output the lines come before this one, too.
-            counts.move_skipped(std::mem::take(&mut skips));
+/// Everything found so far.
+#[derive(Default)]
+struct Tally {
+    counts: Counts,
+    notes: Vec<String>,
+}
+
+impl Tally {
+    fn check(&mut self, name: &str, result: Result<()>) {
+        match result {
+            Ok(()) => self.counts.passed += 1,
+            Err(error) => {
+                self.counts.failed += 1;
+                self.notes.push(format!("FAILED {name}: {error:#}"));
+            }
         }
     }
-    counts.move_skipped(skips);
-    counts
+
+    /// Adds a test program's counts; a program that ends badly without a failed test is a failure of its own.
+    fn ring(&mut self, name: &str, result: Result<(Counts, bool)>) {
+        match result {
+            Ok((counts, ended_well)) => {
+                eprintln!(
+                    "xtask test: {name}: {} passed, {} failed, {} skipped",
+                    counts.passed, counts.failed, counts.skipped
+                );
+                if counts.failed > 0 || !ended_well {
+                    self.notes.push(format!("FAILED {name}: {} failed", counts.failed));
+                }
+                let silent = counts.failed == 0 && (!ended_well || counts.passed == 0);
+                self.counts.passed += counts.passed;
+                self.counts.failed += counts.failed + usize::from(silent);
+                self.counts.skipped += counts.skipped;
+                self.notes.extend(counts.reasons.iter().map(|reason| format!("skipped in {name}: {reason}")));
+            }
+            Err(error) => self.check(name, Err(error)),
+        }
+    }
 }
 
-impl Counts {
-    fn add(&mut self, result: &str) {
-        self.passed += number_before(result, " passed");
-        self.failed += number_before(result, " failed");
-        self.skipped += number_before(result, " ignored");
+/// Runs the subcommand.
+pub fn command(args: &TestArgs) -> Result<ExitCode> {
+    setup::ensure(&[&setup::BPF, &setup::VM, &setup::TEST])?;
+    let mut tally = Tally::default();
+    tally.check("lint", lint::command());
+    tally.check("tidy", tidy::command());
+    let object = check_object(&mut tally);
+    tally.ring("host", host_ring(object.as_ref()));
+    if !args.no_vm {
+        vm_rings(&mut tally, object.as_ref());
     }
-
-    fn move_skipped(&mut self, skips: BTreeMap<&str, &str>) {
-        self.passed = self.passed.saturating_sub(skips.len());
-        self.skipped += skips.len();
-        self.reasons.extend(skips.into_iter().map(|(name, reason)| format!("{name}: {reason}")));
-    }
+    Ok(finish(&tally))
 }
 
-/// With one thread and `--nocapture` the line follows `test name ... ` directly.
-fn skip_line(line: &str) -> Option<(&str, &str)> {
-    let line = match line.strip_prefix("test ") {
-        Some(rest) => rest.split_once(" ... ")?.1,
-        None => line,
+fn finish(tally: &Tally) -> ExitCode {
+    for note in &tally.notes {
+        println!("{note}");
+    }
+    let Counts { passed, failed, skipped, .. } = &tally.counts;
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    if *failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Rebuilds the BPF object; with other tools than the recorded ones, the tests run on the rebuilt object.
+fn check_object(tally: &mut Tally) -> Option<PathBuf> {
+    match bpf::check() {
+        Ok(Check::Same) => tally.check("bpf --check", Ok(())),
+        Ok(Check::OtherTools { object }) => {
+            tally.counts.skipped += 1;
+            let path = object.display();
+            tally.notes.push(format!(
+                "skipped bpf --check: other tools than recorded; the tests ran on the rebuilt {path}"
+            ));
+            return Some(object);
+        }
+        Err(error) => tally.check("bpf --check", Err(error)),
+    }
+    None
+}
+
+fn cargo() -> Command {
+    let mut cmd = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cmd.current_dir(setup::root());
+    cmd
+}
+
+/// Test programs of the profiler that run on this host; `vm` is for the VMs.
+const HOST_TESTS: [&str; 5] = ["golden", "object", "pairing", "live", "witness"];
+
+fn host_ring(object: Option<&PathBuf>) -> Result<(Counts, bool)> {
+    let mut cmd = cargo();
+    cmd.args(["test", "--release", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
+    cmd.args(HOST_TESTS.iter().flat_map(|name| ["--test", name]));
+    cmd.args(["--", "--show-output"]);
+    if let Some(object) = object {
+        cmd.env(OBJECT_VARIABLE, object);
+    }
+    let (text, ended_well) = stream(&mut cmd)?;
+    Ok((parse_libtest(&text), ended_well))
+}
+
+/// Passes a command's output on and keeps it.
+fn stream(cmd: &mut Command) -> Result<(String, bool)> {
+    let mut child =
+        cmd.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().with_context(|| exec::show(cmd))?;
+    let out = child.stdout.take().ok_or_else(|| anyhow!("no output of {}", exec::show(cmd)))?;
+    let mut text = String::new();
+    for line in BufReader::new(out).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        println!("{line}");
+        text.push_str(&line);
+        text.push('\n');
+    }
+    Ok((text, child.wait()?.success()))
+}
+
+/// The test programs that run in a VM, built.
+struct VmPrograms {
+    vm: String,
+    pairing: String,
+}
+
+fn vm_rings(tally: &mut Tally, object: Option<&PathBuf>) {
+    let programs = match build_vm_programs() {
+        Ok(programs) => programs,
+        Err(error) => return tally.check("building the VM tests", Err(error)),
     };
-    let (name, reason) = line.strip_prefix("SKIP ")?.split_once(": ")?;
-    (!name.contains(' ')).then_some((name, reason.trim_end()))
+    for kernel in [Kernel::Cloud61, Kernel::Cloud612] {
+        for (name, program) in [("every probe", &programs.vm), ("pairing", &programs.pairing)] {
+            let ring = format!("VM {}, {name}", kernel.name());
+            tally.ring(&ring, vm_ring(&base_spec(kernel, program, object), tally_note(&ring)));
+        }
+    }
+    for (ring, spec) in special_specs(&programs, object) {
+        tally.ring(ring, vm_ring(&spec, tally_note(ring)));
+    }
 }
 
-fn number_before(result: &str, word: &str) -> usize {
-    let before = result.split(word).next().unwrap_or("");
-    let digits = before.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or("");
-    if result.contains(word) { digits.parse().unwrap_or(0) } else { 0 }
+fn tally_note(ring: &str) -> String {
+    format!("xtask test: {ring}")
+}
+
+fn base_spec(kernel: Kernel, program: &str, object: Option<&PathBuf>) -> VmSpec {
+    let mut spec = VmSpec::new(kernel, [program, "--test-threads=1", "--show-output"]);
+    if let Some(object) = object {
+        spec.env.push((OBJECT_VARIABLE.into(), object.display().to_string()));
+    }
+    spec
+}
+
+/// One test each, in a machine of its own kind.
+fn special_specs(programs: &VmPrograms, object: Option<&PathBuf>) -> Vec<(&'static str, VmSpec)> {
+    let only = |name: &str| {
+        let mut spec = base_spec(Kernel::Cloud612, &programs.vm, object);
+        spec.command.extend([name.into(), "--exact".into()]);
+        spec.env.push(("LOCKSCOPE_ONLY".into(), name.into()));
+        spec
+    };
+    let mut hypervisor = only("with_the_hypervisor_bit_spinlock_waits_are_said_to_be_invisible");
+    hypervisor.cpu_model = "max".into();
+    let mut icount = only("instructions_of_a_pair_under_icount");
+    icount.accel = Accel::Icount;
+    vec![
+        ("VM 6.12-cloud with the hypervisor bit", hypervisor),
+        ("VM 6.12-cloud counting instructions", icount),
+    ]
+}
+
+fn vm_ring(spec: &VmSpec, note: String) -> Result<(Counts, bool)> {
+    eprintln!("{note}");
+    let outcome = vm::run(spec)?;
+    if let Some(fault) = &outcome.retried {
+        println!("harness fault: {fault}; the figures are of the single-threaded repetition");
+    }
+    Ok((parse_libtest(&outcome.output), outcome.status == 0))
+}
+
+fn build_vm_programs() -> Result<VmPrograms> {
+    let mut cmd = cargo();
+    cmd.args(["test", "--release", "--no-run", "-p", "profiler", "--test", "vm", "--test", "pairing"]);
+    cmd.arg("--message-format=json-render-diagnostics");
+    let text = exec::output(&mut cmd)?;
+    let find =
+        |name: &str| executable(&text, name).with_context(|| format!("cargo named no executable {name}"));
+    Ok(VmPrograms { vm: find("vm")?, pairing: find("pairing")? })
+}
+
+/// The executable of a test target, from cargo's messages.
+fn executable(messages: &str, name: &str) -> Result<String> {
+    for line in messages.lines() {
+        let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { continue };
+        if message["target"]["name"] == name
+            && let Some(path) = message["executable"].as_str()
+        {
+            return Ok(path.to_owned());
+        }
+    }
+    bail!("no such target in cargo's messages");
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const ONE: &str = "running 3 tests\ntest a ... ok\ntest b ... ignored\n\n\
-        test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; 1 filtered out; finished in 0.00s\n";
-
     #[test]
-    fn results_of_several_programs_are_summed() {
-        let two =
-            format!("{ONE}test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n");
-        let counts = parse_libtest(&two);
-        assert_eq!((counts.passed, counts.failed, counts.skipped), (16, 2, 3));
+    fn the_executable_is_found_by_its_target() {
+        let text = "{\"target\":{\"name\":\"lib\"},\"executable\":null}\nnoise\n\
+                    {\"target\":{\"name\":\"vm\"},\"executable\":\"/t/vm-1\"}\n";
+        assert_eq!(executable(text, "vm").unwrap(), "/t/vm-1");
+        assert!(executable(text, "pairing").is_err());
     }
 
     #[test]
-    fn a_test_that_skips_itself_has_not_passed() {
-        let counts = parse_libtest(&format!(
-            "test a ... SKIP a: no BTF here\nok\nSKIP b: no root\nSKIP b: no root\n{ONE}"
-        ));
-        assert_eq!((counts.passed, counts.failed, counts.skipped), (10, 0, 5));
-        assert_eq!(counts.reasons, ["a: no BTF here", "b: no root"]);
-    }
-
-    #[test]
-    fn other_lines_are_no_skips() {
-        let counts = parse_libtest(&format!("SKIPPED x: y\nwe SKIP this: really\nSKIP no reason\n{ONE}"));
-        assert_eq!((counts.passed, counts.skipped), (12, 3));
-        assert_eq!(parse_libtest(""), Counts::default());
+    fn a_program_that_dies_without_a_failed_test_is_a_failure() {
+        let mut tally = Tally::default();
+        tally.ring("died", Ok((Counts { passed: 3, ..Counts::default() }, false)));
+        tally.ring("ran nothing", Ok((Counts::default(), true)));
+        assert_eq!((tally.counts.passed, tally.counts.failed), (3, 2));
     }
 }

@@ -145,11 +145,7 @@ pub struct VmOutcome {
     /// The harness fault because of which the run was repeated single-threaded.
     pub retried: Option<String>,
     /// Its stdout, if captured (of the repeated run alone).
-    #[expect(dead_code, reason = "for `cargo xtask test` and `demo`")]
     pub output: String,
-    /// Its stderr, likewise.
-    #[expect(dead_code, reason = "for `cargo xtask test` and `demo`")]
-    pub errors: String,
 }
 
 /// Runs the subcommand.
@@ -255,8 +251,7 @@ fn judge(spec: &VmSpec, seen: Seen, run: &mut RunDir) -> Result<Attempt> {
 }
 
 fn outcome(status: i32, seen: &Seen) -> VmOutcome {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    VmOutcome { status, retried: None, output: text(&seen.output), errors: text(&seen.errors) }
+    VmOutcome { status, retried: None, output: String::from_utf8_lossy(&seen.output).into_owned() }
 }
 
 fn last_lines(text: &str) -> String {

@@ -81,13 +81,12 @@ impl RawObject {
             .functions
             .get(&program.function_key())
             .ok_or_else(|| anyhow!("the object has no code for {name}"))?;
-        let mut log = Vec::new();
-        match self.try_load(name, program, function, tracing, btf_id, &mut log) {
+        match self.try_load(name, program, function, tracing, btf_id, &mut []) {
             Ok(fd) => Ok(fd),
             // The verifier's log costs time, so it is asked for only when there is something to explain.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => Err(error.into()),
             Err(error) => {
-                log.resize(1 << 20, 0u8);
+                let mut log = vec![0u8; 1 << 20];
                 let _ = self.try_load(name, program, function, tracing, btf_id, &mut log);
                 Err(anyhow!(error).context(log_end(&log)))
             }

@@ -45,6 +45,9 @@ pub trait Namer: Send {
     fn refresh(&mut self) {}
 }
 
+/// Sums by (kind, mode).
+type ByKindAndMode = BTreeMap<(u8, u8), Totals>;
+
 /// One cell that user space made.
 struct Place {
     id: CellId,
@@ -391,7 +394,8 @@ impl Reader {
         changed
     }
 
-    fn read_reserved(&self) -> (BTreeMap<(u8, u8), Totals>, BTreeMap<(u8, u8), Totals>) {
+    /// The *other* and the *below the minimum* cells.
+    fn read_reserved(&self) -> (ByKindAndMode, ByKindAndMode) {
         let (mut other, mut below) = (BTreeMap::new(), BTreeMap::new());
         for kind in Kind::ALL {
             for mode in 0..3u8 {

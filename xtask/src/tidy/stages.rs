@@ -21,8 +21,11 @@ const STAGES: [Stage; 11] = [
     Stage { folder: "snapshot", may_use: &["snapshot"] },
     Stage { folder: "identity", may_use: &["identity", "kernel", "snapshot"] },
     Stage { folder: "aggregate", may_use: &["aggregate", "snapshot"] },
-    Stage { folder: "view", may_use: &["view", "aggregate", "fields", "snapshot"] },
-    Stage { folder: "export", may_use: &["export", "aggregate", "fields", "snapshot", "identity"] },
+    Stage { folder: "view", may_use: &["view", "aggregate", "fields", "snapshot", "terminal"] },
+    Stage {
+        folder: "export",
+        may_use: &["export", "aggregate", "fields", "snapshot", "identity", "terminal"],
+    },
     Stage { folder: "recording", may_use: &["recording", "snapshot", "identity"] },
     Stage { folder: "workload", may_use: &["workload", "kernel"] },
     Stage { folder: "stress", may_use: &["stress"] },

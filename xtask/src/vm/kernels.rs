@@ -27,10 +27,6 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Every kernel, in the order they are tried.
-    #[expect(dead_code, reason = "for `cargo xtask test` and `demo`")]
-    pub const ALL: [Self; 4] = [Self::Cloud61, Self::Cloud612, Self::Generic61, Self::Rt612];
-
     /// The name on the command line and of the folder.
     pub fn name(self) -> &'static str {
         self.row().0

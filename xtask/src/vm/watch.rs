@@ -38,8 +38,6 @@ pub struct Seen {
     pub ready: bool,
     /// Stdout, if it was to be captured.
     pub output: Vec<u8>,
-    /// Stderr, likewise.
-    pub errors: Vec<u8>,
 }
 
 /// Watches until the command or the machine ends.
@@ -53,7 +51,7 @@ pub fn watch(spec: &VmSpec, machine: &mut Machine, run: &RunDir) -> Result<Seen>
     };
     // Once more: the last bytes may have come between the last look and the end.
     watcher.pass_on()?;
-    Ok(Seen { end, ready: watcher.ready.is_some(), output: watcher.out.kept, errors: watcher.err.kept })
+    Ok(Seen { end, ready: watcher.ready.is_some(), output: watcher.out.kept })
 }
 
 struct Watcher<'a> {
@@ -69,7 +67,7 @@ struct Watcher<'a> {
 impl<'a> Watcher<'a> {
     fn new(spec: &'a VmSpec, run: &'a RunDir) -> Result<Self> {
         let out = Tail::open(&run.file("out"), spec.capture)?;
-        let err = Tail::open(&run.file("err"), spec.capture)?;
+        let err = Tail::open(&run.file("err"), false)?;
         Ok(Self { spec, run, out, err, started: Instant::now(), ready: None, panicked: None })
     }
 
