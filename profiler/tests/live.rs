@@ -1,5 +1,6 @@
 //! The program on this host, with what it permits: the tracepoints at least. Needs root. Whatever a test makes – file
 //! systems, processes, cgroups – it removes, also when it fails.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics shows the line")]
 
 mod harness;
 
@@ -328,4 +329,112 @@ fn the_kernel_sides_log_lines_come_only_when_asked_for() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(text.contains("lockscope: bpf: first sight"), wanted, "{text}");
     }
+}
+
+#[test]
+fn attaching_in_mid_wait_leaves_no_phantom_and_no_wait_outlasts_the_recording() {
+    needs_root!("attaching_in_mid_wait_leaves_no_phantom_and_no_wait_outlasts_the_recording");
+    let scratch = Scratch::new("midwait");
+    let file = scratch.path("a.rec");
+    let args = ["stress", "mmap", "--secs", "20", "--threads", "8"];
+    let load = Running::start(Command::new(LOCKSCOPE).args(args).stdout(Stdio::null()));
+    std::thread::sleep(Duration::from_secs(1));
+    let report = record(&file, &["-d", "2", "--interval", "0.25"], &[]);
+    load.signal(libc::SIGINT);
+    let window = n(&report["window_ns"]);
+    assert!(rows(&report).iter().any(|row| n(&row["contentions"]) > 0));
+    for row in rows(&report) {
+        assert!(n(&row["max_ns"]) <= window, "{row:#}");
+    }
+    let recording = profiler::recording::Recording::open(&file).unwrap();
+    for snapshot in &recording.snapshots {
+        let since = snapshot.at_ns - recording.meta.attached_ns;
+        assert!(snapshot.in_progress.iter().all(|open| open.age_ns <= since), "older than the recording");
+    }
+}
+
+#[test]
+fn without_a_cgroup_v2_the_command_is_followed_by_its_processes() {
+    needs_root!("without_a_cgroup_v2_the_command_is_followed_by_its_processes");
+    let scratch = Scratch::new("nocgroup");
+    let file = scratch.path("a.rec");
+    let hide = "for m in $(awk '$3 == \"cgroup2\" {print $2}' /proc/self/mounts); do umount -l $m; done; exec \"$@\"";
+    let mut line = Command::new("unshare");
+    line.args(["-m", "bash", "-c", hide, "-", LOCKSCOPE, "record", "--cmd-user", "root", "-d", "30", "-o"]);
+    line.arg(&file)
+        .args(["--", "bash", "-c"])
+        .arg(format!("{LOCKSCOPE} stress mmap --secs 2 >/dev/null & wait"));
+    let mut foreign =
+        Running::start(Command::new(MMAP[0]).args(["stress", "mmap", "--secs", "20"]).stdout(Stdio::null()));
+    let output = succeed(&mut line);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("followed by its processes"));
+    let report = report(&file);
+    let stranger = u64::from(foreign.0.id());
+    let processes: Vec<_> =
+        rows(&report).iter().flat_map(|row| row["processes"].as_array().unwrap()).collect();
+    assert!(!processes.is_empty(), "{report:#}");
+    assert!(processes.iter().all(|process| n(&process["tgid"]) != stranger));
+    foreign.signal(libc::SIGINT);
+    foreign.end_within(Duration::from_secs(20));
+}
+
+#[test]
+fn a_cgroup_selects_what_runs_below_it() {
+    needs_root!("a_cgroup_selects_what_runs_below_it");
+    let Some(root) = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"]
+        .into_iter()
+        .find(|path| std::path::Path::new(path).join("cgroup.procs").exists())
+    else {
+        return skip("a_cgroup_selects_what_runs_below_it", "no cgroup v2 is mounted");
+    };
+    let group = format!("{root}/lockscope-test.{}", std::process::id());
+    std::fs::create_dir(&group).unwrap();
+    let script = format!("echo 0 > {group}/cgroup.procs; exec {LOCKSCOPE} stress mmap --secs 20 > /dev/null");
+    let mut inside = Running::start(Command::new("bash").args(["-c", &script]));
+    let mut outside =
+        Running::start(Command::new(MMAP[0]).args(["stress", "mmap", "--secs", "20"]).stdout(Stdio::null()));
+    std::thread::sleep(Duration::from_secs(1));
+    let scratch = Scratch::new("bycgroup");
+    let report = record(&scratch.path("a.rec"), &["-d", "2", "--cgroup", &group], &[]);
+    let wanted = u64::from(inside.0.id());
+    let processes: Vec<_> =
+        rows(&report).iter().flat_map(|row| row["processes"].as_array().unwrap()).collect();
+    for running in [&mut inside, &mut outside] {
+        running.signal(libc::SIGINT);
+        running.end_within(Duration::from_secs(20));
+    }
+    std::fs::remove_dir(&group).unwrap();
+    assert!(
+        !processes.is_empty() && processes.iter().all(|process| n(&process["tgid"]) == wanted),
+        "{report:#}"
+    );
+}
+
+#[test]
+fn a_command_that_is_killed_is_said_and_nothing_is_lost() {
+    needs_root!("a_command_that_is_killed_is_said_and_nothing_is_lost");
+    let scratch = Scratch::new("killed-cmd");
+    let script = format!("{LOCKSCOPE} stress mmap --secs 1 --warmup=0 >/dev/null; kill -9 $$");
+    let report = record(&scratch.path("a.rec"), &["-d", "30"], &["bash", "-c", &script]);
+    assert_eq!(report["ended"]["command_status"], 128 + 9);
+    assert!(!rows(&report).is_empty());
+}
+
+#[test]
+fn a_broken_recording_is_refused_or_read_up_to_its_last_whole_frame() {
+    let scratch = Scratch::new("broken");
+    let file = scratch.path("a.rec");
+    std::fs::write(&file, b"\x7fELF no recording at all").unwrap();
+    let output = lockscope(&["report"]).arg(&file).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("a.rec"));
+    if !is_root() {
+        return;
+    }
+    let _turn = turn();
+    record(&file, &["-d", "20"], &MMAP);
+    let whole = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &whole[..whole.len() - 7]).unwrap();
+    let report = report(&file);
+    assert!(report["truncated"].is_string() && !rows(&report).is_empty());
 }

@@ -1,5 +1,6 @@
 //! The built BPF object against the probe specifications, without root: every program and every map must be known to
 //! both sides, and nothing in it may panic.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics shows the line")]
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,6 @@
 //! Known answers for the pairing code: the object's own programs, driven by BPF_PROG_TEST_RUN with synthetic sequences.
 //! Needs root and nothing else: no event of the kernel's is involved, so it runs where functions cannot be probed.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics shows the line")]
 
 use std::collections::BTreeMap;
 

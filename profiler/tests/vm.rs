@@ -1,6 +1,7 @@
 //! The program on Debian's kernels in a virtual machine, where functions can be probed: `cargo xtask test` runs this
 //! file in each VM of its ring. On any other machine every test skips itself. Emulated CPUs: counts and shares are
 //! looked at, never absolute times.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics shows the line")]
 
 mod harness;
 

@@ -1,5 +1,6 @@
 //! lockscope against perf on this host, in one run: perf records the raw lock:contention_* events, an independent script
 //! pairs them between two markers, and counts and total waits by kind must agree with ours over the same window.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics shows the line")]
 
 mod harness;
 

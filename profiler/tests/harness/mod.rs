@@ -1,4 +1,5 @@
 //! What the tests that run the program share: a scratch folder, the program's command lines, its JSON. Holds no test.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics shows the line")]
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 
 use std::{
