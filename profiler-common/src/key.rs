@@ -105,12 +105,13 @@ impl OwnerKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct CellKey {
-    /// The lock: its address until identity gives it a class token.
-    pub lock: u64,
-    /// Which instance of the class; 0 while `lock` is an address.
-    pub instance: u64,
     /// Hash of the frames' addresses; 0 when the stack was not walked.
     pub stack: u64,
+    /// The lock: its address until identity gives it a class token.
+    pub lock: u64,
+    /// Which instance of the class; 0 while `lock` is an address. Not beside `stack`: two zeros in a row would be set by
+    /// a byte loop.
+    pub instance: u64,
     /// The waiter's process.
     pub tgid: u32,
     /// The owner's process, 0 unless `owner_kind` says a task.

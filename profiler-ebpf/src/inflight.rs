@@ -21,6 +21,9 @@ use crate::{
 
 type Slot = *mut [Interval; DEPTH];
 
+/// More bytes than any lock has: most locks are told apart by this alone, without asking for their kind's size.
+const LARGEST_LOCK: u64 = 512;
+
 /// What a begin knows of a wait.
 pub struct Begin {
     pub lock: u64,
@@ -39,13 +42,15 @@ pub struct Home {
     slot: Slot,
     /// The word that says whose slot it is; null for a CPU's.
     claim: *mut u64,
+    /// Just claimed: nothing is open in it, and nothing need be looked for.
+    fresh: bool,
 }
 
 /// The slot of this CPU's spinning contexts.
 #[inline(always)]
 pub fn cpu_home() -> Option<Home> {
     let slot = SPINS.get_ptr_mut(cpu())?;
-    Some(Home { slot, claim: core::ptr::null_mut() })
+    Some(Home { slot, claim: core::ptr::null_mut(), fresh: false })
 }
 
 /// The slot of this thread if it has one now. Thread 0 is every CPU's idle task and lives with the CPU.
@@ -60,7 +65,7 @@ pub fn task_home(tid: u32) -> Option<Home> {
     if unsafe { core::ptr::read_volatile(claim) } != tid as u64 {
         return None;
     }
-    Some(Home { slot: SLOTS.get_ptr_mut(index)?, claim })
+    Some(Home { slot: SLOTS.get_ptr_mut(index)?, claim, fresh: false })
 }
 
 /// The slot of this thread, claimed if it is free. A slot held by another thread is a counted loss.
@@ -73,11 +78,12 @@ pub fn claim_task_home(tid: u32) -> Option<Home> {
     let claim = SLOT_TIDS.get_ptr_mut(index)?;
     // SAFETY: a map value; only the thread it names ever clears it.
     let holder = unsafe { core::ptr::read_volatile(claim) };
-    if holder != tid as u64 && !take(claim, holder, tid as u64) {
+    let fresh = holder != tid as u64;
+    if fresh && !take(claim, holder, tid as u64) {
         count(Counter::SlotCollision);
         return None;
     }
-    Some(Home { slot: SLOTS.get_ptr_mut(index)?, claim })
+    Some(Home { slot: SLOTS.get_ptr_mut(index)?, claim, fresh })
 }
 
 #[inline(always)]
@@ -99,6 +105,9 @@ impl Home {
     /// This thread's open wait for this lock. In a CPU's slot another thread's is a left-over: see `forget_strangers`.
     #[inline(always)]
     pub fn find_lock(&self, lock: u64, tid: u32) -> Option<*mut Interval> {
+        if self.fresh {
+            return None;
+        }
         for index in 0..DEPTH {
             let interval = self.interval(index);
             // SAFETY: inside a map value.
@@ -112,6 +121,9 @@ impl Home {
     /// The open call of this timed function.
     #[inline(always)]
     pub fn find_func(&self, func: u8) -> Option<*mut Interval> {
+        if self.fresh {
+            return None;
+        }
         for index in 0..DEPTH {
             let interval = self.interval(index);
             // SAFETY: inside a map value.
@@ -124,6 +136,9 @@ impl Home {
 
     #[inline(always)]
     fn find_free(&self) -> Option<*mut Interval> {
+        if self.fresh {
+            return Some(self.interval(0));
+        }
         for index in 0..DEPTH {
             let interval = self.interval(index);
             // SAFETY: inside a map value.
@@ -137,12 +152,16 @@ impl Home {
     /// Whether `lock` lies inside a lock that this context already waits for (`&sem->wait_lock` inside `sem`).
     #[inline(always)]
     pub fn contains(&self, lock: u64) -> bool {
+        if self.fresh {
+            return false;
+        }
         for index in 0..DEPTH {
             let interval = self.interval(index);
             // SAFETY: inside a map value.
-            let (open, outer, kind) =
-                unsafe { ((*interval).begin_ns != 0, (*interval).lock, (*interval).kind) };
-            if open && lock.wrapping_sub(outer) < kernel::size_of_kind(kind) {
+            let (open, outer) = unsafe { ((*interval).begin_ns != 0, (*interval).lock) };
+            let inside = lock.wrapping_sub(outer);
+            // SAFETY: as above.
+            if open && inside < LARGEST_LOCK && inside < kernel::size_of_kind(unsafe { (*interval).kind }) {
                 return true;
             }
         }

@@ -164,6 +164,7 @@ fn end<C: EbpfContext>(ctx: &C, lock: u64, ret: i32) {
     }
 }
 
+/// The wait that ends: a spinning one first, since the spinlock inside a semaphore lies at the semaphore's own address.
 #[inline(always)]
 fn find(current: &Current, lock: u64) -> Option<(Home, *mut Interval)> {
     if let Some(home) = inflight::cpu_home()
