@@ -76,7 +76,10 @@ pub fn quantile(counts: &[u64], q: f64) -> Option<u64> {
     if total == 0 {
         return None;
     }
-    let wanted = ((total as f64 * q) as u64).clamp(1, total);
+    // The smallest rank that covers the share, so that the median of three is the second; no library to round up here.
+    let exact = total as f64 * q;
+    let whole = exact as u64;
+    let wanted = (whole + u64::from(exact > whole as f64)).clamp(1, total);
     let mut seen = 0;
     for (bucket, count) in counts.iter().enumerate() {
         seen += count;
@@ -124,6 +127,16 @@ mod tests {
             let m = midpoint(bucket(v));
             assert!(m.abs_diff(v) * 16 <= v, "{v} reads {m}");
         }
+    }
+
+    #[test]
+    fn the_median_of_three_is_the_second() {
+        let mut counts = [0u64; BUCKETS];
+        for v in [1_000u64, 1_000_000, 1_000_000] {
+            counts[bucket(v)] += 1;
+        }
+        assert_eq!(quantile(&counts, 0.5), Some(midpoint(bucket(1_000_000))));
+        assert_eq!(quantile(&counts, 1.0 / 3.0), Some(midpoint(bucket(1_000))));
     }
 
     #[test]

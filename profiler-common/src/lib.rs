@@ -1,7 +1,8 @@
 //! The memory layout that the BPF programs and user space share: `no_std`, plain integers, explicit padding.
 //!
 //! Nothing here reads a clock, knows a kernel structure or allocates. A change of any size or order is a change of
-//! the ABI between the committed object and the program; the assertions beside each type make it loud.
+//! the ABI between the committed object and the program: the number in the name of the object's global LOCKSCOPE_ABI_n
+//! must change with it (profiler-ebpf/src/kernel.rs, profiler/src/load/mod.rs), and the loader then refuses an old one.
 #![no_std]
 #![forbid(unsafe_code)]
 

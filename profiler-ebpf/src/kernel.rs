@@ -14,6 +14,8 @@ macro_rules! globals {
 }
 
 globals! {
+    /// The layout that this object was built with; user space sets the one that it knows, by this very name.
+    LOCKSCOPE_ABI_1: u32 = 1;
     /// Cells of one CPU.
     CELLS_PER_CPU: u32 = 0;
     /// In-flight slots − 1; a power of two − 1.
@@ -108,10 +110,12 @@ pub fn owner(lock: u64, kind: Kind) -> Owner {
     let (offset, readers) = match kind {
         Kind::Rwsem => (OFF_RWSEM_OWNER.load(), READER_OWNED),
         Kind::Mutex => (OFF_MUTEX_OWNER.load(), 0),
-        _ => (ABSENT, 0),
+        // An rt lock keeps an owner, which is not read yet.
+        Kind::Rt => (ABSENT, 0),
+        _ => return Owner { kind: OwnerKind::NotKept as u8, tgid: 0, word: 0 },
     };
     if offset == ABSENT {
-        return Owner { kind: OwnerKind::NotKept as u8, tgid: 0, word: 0 };
+        return Owner { kind: OwnerKind::Unknown as u8, tgid: 0, word: 0 };
     }
     let word: u64 = read(lock + offset as u64).unwrap_or(0);
     if word & readers != 0 {

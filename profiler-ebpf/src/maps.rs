@@ -60,8 +60,8 @@ pub static MAILBOX_ENDS: Array<MailboxEnds> = Array::with_max_entries(1, MMAPABL
 #[map]
 pub static COUNTERS: Array<[u64; COUNTER_ROOM]> = Array::with_max_entries(1, MMAPABLE);
 
-/// Frames being walked: [cpu × 2 + family]. A program does not nest with itself on a CPU, so one entry for each family
-/// of programs that can interrupt one another is enough.
+/// Frames being walked: [cpu × FAMILIES + family]. A program does not nest with itself on a CPU, so one entry for each
+/// program that can come in between another is enough.
 #[map]
 pub static SCRATCH: Array<[u64; MAX_FRAMES]> = Array::with_max_entries(1, 0);
 

@@ -2,7 +2,10 @@
 //! would drop the hottest stacks on collision.
 
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_stack};
-use profiler_common::{limits::MAX_FRAMES, loss::Counter};
+use profiler_common::{
+    limits::{FAMILIES, MAX_FRAMES},
+    loss::Counter,
+};
 
 use crate::{
     kernel,
@@ -14,8 +17,11 @@ use crate::{
 pub enum Family {
     /// Programs on tracepoints: preemption is off.
     Tracepoint = 0,
-    /// Programs on functions: an interrupt's tracepoint may come in between.
-    Function = 1,
+    /// The program at the exit of the read slow path. On a preemptible kernel another task may come in between, with any
+    /// program but the same one: the kernel skips that.
+    ReadExit = 1,
+    /// The program at the exit of the write slow path.
+    WriteExit = 2,
 }
 
 /// A walked stack. `frames` lies in scratch room and is this program's until it returns.
@@ -40,11 +46,11 @@ pub fn walk<C: EbpfContext>(ctx: &C, family: Family, depth: u32) -> Stack {
     if depth == 0 {
         return Stack::NONE;
     }
-    let Some(frames) = SCRATCH.get_ptr_mut(cpu() * 2 + family as u32) else { return Stack::NONE };
+    let Some(frames) = SCRATCH.get_ptr_mut(cpu() * FAMILIES + family as u32) else { return Stack::NONE };
     let bytes = depth.min(MAX_FRAMES as u32) * 8;
     let skip = match family {
         Family::Tracepoint => kernel::SKIP_TRACEPOINT.load(),
-        Family::Function => kernel::SKIP_FUNCTION.load(),
+        Family::ReadExit | Family::WriteExit => kernel::SKIP_FUNCTION.load(),
     };
     // SAFETY: `frames` is a map value of MAX_FRAMES words and `bytes` is no more than that.
     let got = unsafe { bpf_get_stack(ctx.as_ptr(), frames.cast(), bytes, (skip & 0xff) as u64) };

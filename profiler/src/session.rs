@@ -242,10 +242,10 @@ impl Session {
     pub fn start(&mut self) {
         lock(&self.reader).refresh_names();
         self.own_cpu_before_ns = own_cpu_ns();
+        self.attached_ns = monotonic_ns();
         let mut control = self.control.get(0);
         control.enabled = 1;
         self.control.set(0, control);
-        self.attached_ns = monotonic_ns();
         let stop = Arc::new(AtomicBool::new(false));
         let (reader, stopped, log) = (Arc::clone(&self.reader), Arc::clone(&stop), self.log.take());
         let thread = std::thread::spawn(move || drain_until(&reader, &stopped, log));

@@ -36,7 +36,7 @@ const OTHER: u64 = 0xffff_f000_0000_8000;
 
 /// Numbers addresses by themselves.
 #[derive(Default)]
-struct Plain(Names);
+struct Plain(Names, bool);
 
 impl Namer for Plain {
     fn lock(&mut self, address: u64, _kind: u8) -> u32 {
@@ -51,6 +51,12 @@ impl Namer for Plain {
     }
     fn is_running(&self, _tid: u32) -> bool {
         true
+    }
+    fn has_left(&self, _tid: u32, _function: &str) -> bool {
+        false
+    }
+    fn is_gone(&self, _tgid: u32) -> bool {
+        self.1
     }
     fn without_hist(&mut self, row: u32, reason: &str) {
         self.0.rows_without_hist.push((row, reason.to_owned()));
@@ -84,6 +90,10 @@ impl Bench {
     }
 
     fn with(sizes: Sizes, control: Control) -> Self {
+        Self::named(sizes, control, Plain::default())
+    }
+
+    fn named(sizes: Sizes, control: Control, namer: Plain) -> Self {
         pin_to_this_cpu();
         let features = features();
         let btf = Btf::vmlinux().unwrap();
@@ -92,7 +102,7 @@ impl Bench {
         for program in ["contention_begin_raw", "contention_end_raw", "drive_entry", "drive_exit"] {
             loaded.load_raw_tracepoint(program).unwrap();
         }
-        let reader = Reader::new(&mut loaded, Box::<Plain>::default()).unwrap();
+        let reader = Reader::new(&mut loaded, Box::new(namer)).unwrap();
         reader.control().set(0, Control { enabled: 1, ..control });
         Bench { loaded, reader, totals: BTreeMap::new(), names: Vec::new(), last: Snapshot::default() }
     }
@@ -121,7 +131,12 @@ impl Bench {
     }
 
     fn leave(&mut self, func: u8) {
-        self.run("drive_exit", &[u64::from(func), LOCK]);
+        self.leave_with(func, LOCK);
+    }
+
+    /// Both slow paths return the lock, or an error.
+    fn leave_with(&mut self, func: u8, returned: u64) {
+        self.run("drive_exit", &[u64::from(func), returned]);
     }
 
     fn read(&mut self) {
@@ -415,9 +430,33 @@ fn an_entry_whose_exit_was_lost_is_overwritten_and_counted() {
     let mut bench = Bench::new();
     bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
     bench.enter(FUNC_RWSEM_WRITE, OTHER, 0);
-    bench.leave(FUNC_RWSEM_WRITE);
+    bench.leave_with(FUNC_RWSEM_WRITE, OTHER);
     assert_eq!((bench.of(LOCK).n, bench.of(OTHER).n), (0, 1));
     assert_eq!(bench.losses(), [("lost_end", 1)]);
+}
+
+#[test]
+fn the_exit_of_another_lock_never_closes_an_entry_whose_exit_was_lost() {
+    let mut bench = Bench::new();
+    bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
+    bench.leave_with(FUNC_RWSEM_WRITE, OTHER);
+    bench.leave_with(FUNC_RWSEM_WRITE, LOCK);
+    assert_eq!((bench.of(LOCK).n, bench.of(OTHER).n), (0, 0));
+    assert_eq!(bench.losses(), [("exit_without_entry", 2), ("lost_end", 1)]);
+}
+
+#[test]
+fn a_second_queueing_means_that_the_first_exit_was_lost() {
+    let mut bench = Bench::new();
+    bench.enter(FUNC_RWSEM_WRITE, LOCK, 0);
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.end(LOCK);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    bench.begin(LOCK, RWSEM_WRITE);
+    bench.end(LOCK);
+    let wait = bench.of(LOCK);
+    assert!(wait.n == 1 && wait.max_ns < 50_000_000, "{wait:?}");
+    assert_eq!(bench.count(Counter::LostEnd), 1);
 }
 
 #[test]
@@ -435,6 +474,24 @@ fn a_full_table_sends_waits_to_other_and_says_so() {
     let other: u64 = bench.last.other.values().map(|totals| totals.n).sum();
     assert_eq!((known, other), (24, 6));
     assert_eq!(bench.losses(), [("table_full", 6)]);
+}
+
+#[test]
+fn cells_of_processes_that_are_gone_are_used_again_and_nothing_is_lost() {
+    let gone = Plain(Names::default(), true);
+    let sizes = Sizes { cells: RESERVED_CELLS + 8, ..sizes() };
+    let mut bench = Bench::named(sizes, Control::default(), gone);
+    for round in 1..=4u64 {
+        for index in 0..8u64 {
+            bench.begin(LOCK + 0x10_0000 * round + 0x1000 * index, RWSEM_WRITE);
+            bench.end(LOCK + 0x10_0000 * round + 0x1000 * index);
+        }
+        for _ in 0..6 {
+            bench.read();
+        }
+        let counted: u64 = bench.totals.values().map(|totals| totals.n).sum();
+        assert_eq!((counted, bench.losses()), (8 * round, vec![]));
+    }
 }
 
 #[test]

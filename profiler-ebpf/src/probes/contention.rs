@@ -11,7 +11,7 @@ use aya_ebpf::{
 use profiler_common::{
     Interval, Kind, Mode,
     first_sight::INTERRUPTED,
-    inflight::{FLAG_FOLDED, PHASE_QUEUE, PHASE_SPIN},
+    inflight::{FLAG_FOLDED, FLAG_QUEUED, PHASE_QUEUE, PHASE_SPIN},
     loss::Counter,
 };
 
@@ -123,8 +123,13 @@ fn continues(open: *mut Interval, kind: Kind, phase: u8, now: u64) -> bool {
     // SAFETY: inside a map value, open, and of the current context.
     let (open_kind, open_phase, func) = unsafe { ((*open).kind, (*open).phase, (*open).func) };
     if func != 0 && kind as u8 == Kind::Rwsem as u8 {
-        inflight::enqueue(open, now);
-        return true;
+        // A slow path queues once: a second begin means that the exit in between was lost.
+        // SAFETY: as above.
+        let first = unsafe { (*open).flags } & FLAG_QUEUED == 0;
+        if first {
+            inflight::enqueue(open, now);
+        }
+        return first;
     }
     if open_kind == Kind::Mutex as u8 && kind as u8 == open_kind && open_phase + phase != 2 * PHASE_SPIN {
         count(Counter::MutexRebegins);

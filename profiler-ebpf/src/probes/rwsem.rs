@@ -11,7 +11,7 @@ use aya_ebpf::{
     programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
 use profiler_common::{
-    Kind, Mode,
+    Interval, Kind, Mode,
     cell::Outcome,
     first_sight::INTERRUPTED,
     inflight::{
@@ -24,7 +24,7 @@ use profiler_common::{
 use crate::{
     account::{self, bit},
     filter,
-    inflight::{self, Begin},
+    inflight::{self, Begin, Home},
     kernel::{self, Owner},
     maps::count,
     stack::Family,
@@ -166,7 +166,8 @@ fn mark_handoff(tid: u32, lock: u64) {
 fn leave<C: EbpfContext>(ctx: &C, func: u8, ret: u64) {
     let Some(current) = filter::current() else { return };
     let home = inflight::task_home(current.tid);
-    let Some((home, open)) = home.and_then(|home| Some((home, home.find_func(func)?))) else {
+    let found = home.and_then(|home| Some((home, home.find_func(func)?)));
+    let Some((home, open)) = found.filter(|(home, open)| is_of(home, *open, ret)) else {
         if current.control.select == 0 {
             count(Counter::ExitWithoutEntry);
         }
@@ -176,8 +177,21 @@ fn leave<C: EbpfContext>(ctx: &C, func: u8, ret: u64) {
     if let Some((mut wait, flags)) = inflight::finish(&home, open, current.now) {
         let reader = func == FUNC_RWSEM_READ;
         wait.outcomes = outcomes(reader, flags, ret >= FIRST_ERROR, wait.wait_ns);
-        account::account(ctx, &current, wait, Family::Function);
+        let family = if reader { Family::ReadExit } else { Family::WriteExit };
+        account::account(ctx, &current, wait, family);
     }
+}
+
+/// Whether this exit belongs to that entry: both slow paths return the semaphore, or an error. Where the kernel has
+/// skipped an exit and the next entry, another lock's exit meets the old entry, which is dropped.
+#[inline(always)]
+fn is_of(home: &Home, open: *mut Interval, ret: u64) -> bool {
+    // SAFETY: inside a map value, open, and of the current task.
+    let same = ret >= FIRST_ERROR || ret == unsafe { (*open).lock };
+    if !same {
+        home.forget(open);
+    }
+    same
 }
 
 #[inline(always)]

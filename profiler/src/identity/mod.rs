@@ -73,16 +73,21 @@ impl Identity {
         if self.raw_addresses { format!("{frame:#x}") } else { "[unknown]".to_owned() }
     }
 
+    /// Names a process, and names it anew when it has become another one: an exec, or a number used again.
     fn note_process(&mut self, tgid: u32, fallback: &[u8]) {
-        if tgid == 0 || self.processes.contains_key(&tgid) {
+        if tgid == 0 {
             return;
         }
+        let known = self.processes.get(&tgid);
         let comm = match std::fs::read(format!("/proc/{tgid}/comm")) {
             Ok(comm) => comm.strip_suffix(b"\n").unwrap_or(&comm).to_vec(),
+            Err(_) if known.is_some() => return,
             Err(_) => fallback.to_vec(),
         };
-        self.new.processes.push(ProcessName { tgid, comm: comm.clone() });
-        self.processes.insert(tgid, comm);
+        if known != Some(&comm) {
+            self.new.processes.push(ProcessName { tgid, comm: comm.clone() });
+            self.processes.insert(tgid, comm);
+        }
     }
 }
 
@@ -134,6 +139,15 @@ impl Namer for Identity {
         // The name before it may hold anything, a parenthesis too: the state follows the last one.
         let state = stat.iter().rposition(|byte| *byte == b')').and_then(|end| stat.get(end + 2));
         tid != 0 && state == Some(&b'R')
+    }
+
+    fn has_left(&self, tid: u32, function: &str) -> bool {
+        let stack = std::fs::read_to_string(format!("/proc/{tid}/stack"));
+        stack.is_ok_and(|stack| !stack.is_empty() && !stack.contains(function))
+    }
+
+    fn is_gone(&self, tgid: u32) -> bool {
+        tgid != 0 && !std::path::Path::new("/proc").join(tgid.to_string()).exists()
     }
 
     /// Reads the kernel's symbols: only now, since the programs' own code and trampolines have just got theirs.

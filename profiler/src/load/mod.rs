@@ -30,6 +30,9 @@ pub const OBJECT: &[u8] =
 /// Names an object to load in place of [`OBJECT`]: the tests of a rebuilt one.
 pub const OBJECT_VARIABLE: &str = "LOCKSCOPE_BPF_OBJECT";
 
+/// The layout of profiler-common that this program knows; an object with another one is refused.
+const ABI: &str = "LOCKSCOPE_ABI_1";
+
 /// `Level::Info` of aya-log-common.
 const LOG_INFO: u8 = 3;
 
@@ -71,6 +74,7 @@ impl Loaded {
         for (name, value) in &values.words {
             loader.override_global(name, value, true);
         }
+        loader.override_global(ABI, &1u32, true);
         loader.override_global("HANDOFF_NS", &values.handoff_ns, true);
         loader.override_global("AYA_LOG_LEVEL", &log_level, false);
         let ebpf = loader.load(&elf).context("creating the BPF maps")?;

@@ -7,7 +7,7 @@ use profiler_common::{
     Cell, CellKey, CellRef, Interval, Letter,
     first_sight::MailboxEnds,
     hist::STRIDE,
-    limits::{CELL_ROUND, DEPTH, MAX_FRAMES, MAX_TGIDS, RESERVED_CELLS},
+    limits::{CELL_ROUND, DEPTH, FAMILIES, MAX_FRAMES, MAX_TGIDS, RESERVED_CELLS},
     loss::COUNTERS,
 };
 
@@ -102,7 +102,9 @@ impl Sizes {
 
     /// Bytes of all maps together.
     pub fn bytes(&self) -> u64 {
-        let per_cpu = bytes_of::<[Interval; DEPTH]>() + COUNTERS as u64 * 8 + 2 * MAX_FRAMES as u64 * 8;
+        let per_cpu = bytes_of::<[Interval; DEPTH]>()
+            + COUNTERS as u64 * 8
+            + u64::from(FAMILIES) * MAX_FRAMES as u64 * 8;
         let fixed = u64::from(MAX_TGIDS) * (8 + HASH_OVERHEAD) + 4096;
         self.mailbox_bytes()
             + self.cell_bytes()
@@ -124,7 +126,7 @@ impl Sizes {
             ("MAILBOX", self.cpus * self.letters),
             ("MAILBOX_ENDS", self.cpus),
             ("COUNTERS", self.cpus),
-            ("SCRATCH", self.cpus * 2),
+            ("SCRATCH", self.cpus * FAMILIES),
         ]
     }
 }

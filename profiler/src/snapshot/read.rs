@@ -25,6 +25,9 @@ use crate::load::{Loaded, Mapped, PodKey, PodRef, Sizes};
 /// its CPU will drop it.
 const SURELY_SPINNING_NS: u64 = 1_000_000;
 
+/// A call of a timed function older than this is shown only while the function is on its thread's stack.
+const SURELY_INSIDE_NS: u64 = 1_000_000_000;
+
 /// Gives numbers to what the maps only hold as addresses.
 pub trait Namer: Send {
     /// The number of a lock.
@@ -39,6 +42,10 @@ pub trait Namer: Send {
     fn without_hist(&mut self, row: u32, reason: &str);
     /// Hands out the names that came up since the last call.
     fn take(&mut self) -> Names;
+    /// Whether this thread's kernel stack can be read, and has no function of this prefix on it.
+    fn has_left(&self, tid: u32, function: &str) -> bool;
+    /// Whether this process is gone.
+    fn is_gone(&self, tgid: u32) -> bool;
     /// Whether this thread is running or waiting for a CPU now; `false` for the idle threads, which are all number 0.
     fn is_running(&self, tid: u32) -> bool;
     /// Called once all programs are attached: their own code has addresses from now on.
@@ -48,9 +55,22 @@ pub trait Namer: Send {
 /// Sums by (kind, mode).
 type ByKindAndMode = BTreeMap<(u8, u8), Totals>;
 
+/// From this share of the keys on, cells of processes that are gone are taken back.
+const CROWDED: (usize, usize) = (3, 4);
+/// Snapshots without a change after which the cell of a process that is gone is taken back, and any cell when the table
+/// is full.
+const IDLE_GONE: u32 = 3;
+const IDLE_FULL: u32 = 30;
+
 /// One cell that user space made.
 struct Place {
-    id: CellId,
+    /// Its place in the map, which is used again once the cell was taken back.
+    cell: u32,
+    key: CellKey,
+    /// Snapshots since it changed last.
+    idle: u32,
+    /// Its key is out of the map since the last snapshot: what still came in is read once more, then it is free.
+    leaving: bool,
     /// Counted from letters, before the kernel side knew the key.
     base: Totals,
     /// Sums of outcomes: the kernel's counters are 32 bits wide and may wrap, their differences do not.
@@ -70,14 +90,17 @@ struct RowKey {
     workload: u8,
 }
 
-/// A row's histogram.
+/// A row's histogram; without a slot in the map there is nothing to keep.
 struct RowHist {
-    /// Its slot in the map, if it has one.
     slot: u32,
+    counts: Option<Box<RowCounts>>,
+}
+
+struct RowCounts {
     /// Counted from letters.
-    base: Vec<u64>,
-    sums: Vec<u64>,
-    raw: Vec<u32>,
+    base: [u64; BUCKETS],
+    sums: [u64; BUCKETS],
+    raw: [u32; BUCKETS],
 }
 
 /// Reads the maps. One reader for each loaded object.
@@ -93,8 +116,11 @@ pub struct Reader {
     ends: Mapped<MailboxEnds>,
     counters: Mapped<[u64; COUNTERS]>,
     control: Arc<Mapped<Control>>,
-    places: Vec<Place>,
-    place_of: HashMap<CellKey, usize>,
+    places: BTreeMap<CellId, Place>,
+    place_of: HashMap<CellKey, CellId>,
+    next_id: CellId,
+    next_cell: u32,
+    free_cells: Vec<u32>,
     row_of: HashMap<RowKey, u32>,
     rows: Vec<RowHist>,
     changed_rows: HashSet<u32>,
@@ -124,8 +150,11 @@ impl Reader {
             ends: loaded.mapped("MAILBOX_ENDS", sizes.cpus)?,
             counters: loaded.mapped("COUNTERS", sizes.cpus)?,
             control: Arc::new(loaded.control()?),
-            places: Vec::new(),
+            places: BTreeMap::new(),
             place_of: HashMap::new(),
+            next_id: RESERVED_CELLS,
+            next_cell: RESERVED_CELLS,
+            free_cells: Vec::new(),
             row_of: HashMap::new(),
             rows: Vec::new(),
             changed_rows: HashSet::new(),
@@ -144,7 +173,7 @@ impl Reader {
 
     /// The kind of lock of each cell made so far.
     pub fn kinds_of_cells(&self) -> BTreeMap<CellId, u8> {
-        self.place_of.iter().map(|(key, place)| (self.places[*place].id, key.kind)).collect()
+        self.places.iter().map(|(id, place)| (*id, place.key.kind)).collect()
     }
 
     /// To be called once all programs are attached, before anything is recorded.
@@ -185,17 +214,25 @@ impl Reader {
         let mut letters = 0;
         while tail < ends.head {
             let slot = cpu * size + (tail as usize & (size - 1));
-            let letter = self.mailbox.get(slot);
             // A letter being written: an interrupt's may be whole behind it, but order is kept.
-            if letter.sequence != tail + 1 {
+            if self.sequence_of(slot) != tail + 1 {
                 break;
             }
+            let letter = self.mailbox.get(slot);
             self.read_letter(&letter)?;
             tail += 1;
             letters += 1;
             self.set_tail(cpu, tail);
         }
         Ok(letters)
+    }
+
+    /// A letter's sequence word, read before anything else of it: what it announces must not be loaded earlier.
+    fn sequence_of(&self, slot: usize) -> u64 {
+        // SAFETY: within the mapping.
+        let sequence = unsafe { std::ptr::read_volatile(&raw const (*self.mailbox.at(slot)).sequence) };
+        std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+        sequence
     }
 
     fn set_tail(&self, cpu: usize, tail: u64) {
@@ -211,8 +248,10 @@ impl Reader {
         };
         let wait = totals_of(letter);
         match place {
-            Some(place) => {
-                self.places[place].base.add(&wait);
+            Some(id) => {
+                if let Some(place) = self.places.get_mut(&id) {
+                    place.base.add(&wait);
+                }
                 let row = self.row_number(&letter.key, letter);
                 self.count_in_base(row, letter);
             }
@@ -226,37 +265,78 @@ impl Reader {
     }
 
     fn count_in_base(&mut self, row: u32, letter: &Letter) {
-        if letter.outcomes & INTERRUPTED == 0 {
-            self.rows[row as usize].base[bucket(letter.wait_ns)] += 1;
+        if letter.outcomes & INTERRUPTED == 0
+            && let Some(counts) = &mut self.rows[row as usize].counts
+        {
+            counts.base[bucket(letter.wait_ns)] += 1;
             self.changed_rows.insert(row);
         }
     }
 
-    fn new_place(&mut self, letter: &Letter) -> Result<Option<usize>> {
-        let place = self.places.len();
-        let cell = RESERVED_CELLS + place as u32;
-        if cell >= self.sizes.cells {
-            self.set_table_full();
+    fn new_place(&mut self, letter: &Letter) -> Result<Option<CellId>> {
+        let Some(cell) = self.free_cell() else {
+            self.set_table_full(1);
             return Ok(None);
-        }
+        };
+        let id = self.next_id;
+        self.next_id += 1;
         let row = self.row_number(&letter.key, letter);
         let hist = self.rows[row as usize].slot;
         self.keys.insert(PodKey(letter.key), PodRef(CellRef { cell, hist }), 0)?;
-        self.name_cell(cell, row, letter);
-        self.place_of.insert(letter.key, place);
-        self.places.push(Place {
-            id: cell,
-            base: Totals::default(),
-            outcomes: [0; OUTCOMES],
-            outcomes_raw: [0; OUTCOMES],
-            last: Totals::default(),
-        });
-        Ok(Some(place))
+        self.name_cell(id, row, letter);
+        self.place_of.insert(letter.key, id);
+        self.places.insert(id, Place::new(cell, letter.key));
+        Ok(Some(id))
     }
 
-    fn set_table_full(&self) {
+    fn free_cell(&mut self) -> Option<u32> {
+        if let Some(cell) = self.free_cells.pop() {
+            return Some(cell);
+        }
+        let cell = self.next_cell;
+        (cell < self.sizes.cells).then(|| {
+            self.next_cell += 1;
+            cell
+        })
+    }
+
+    /// Takes back the cells of processes that are gone once the table is crowded, and idle ones once it is full. Two steps,
+    /// a snapshot apart: the key leaves the map, then what still came in is read and the place is free.
+    fn take_back(&mut self) -> Result<()> {
+        self.free_the_leaving();
+        let keys = self.sizes.keys() as usize;
+        if self.places.len() * CROWDED.1 < keys * CROWDED.0 {
+            return Ok(());
+        }
+        let full = self.places.len() >= keys;
+        let namer = &self.namer;
+        let goes = |place: &Place| {
+            (place.idle >= IDLE_GONE && namer.is_gone(place.key.tgid)) || (full && place.idle >= IDLE_FULL)
+        };
+        for place in self.places.values_mut().filter(|place| goes(place)) {
+            self.keys.remove(&PodKey(place.key))?;
+            self.place_of.remove(&place.key);
+            place.leaving = true;
+        }
+        Ok(())
+    }
+
+    fn free_the_leaving(&mut self) {
+        let leaving: Vec<CellId> =
+            self.places.iter().filter(|(_, place)| place.leaving).map(|(id, _)| *id).collect();
+        for id in leaving {
+            let Some(place) = self.places.remove(&id) else { continue };
+            for cpu in 0..self.sizes.cpus {
+                self.cells.set((cpu * self.sizes.cells + place.cell) as usize, Cell::default());
+            }
+            self.free_cells.push(place.cell);
+            self.set_table_full(0);
+        }
+    }
+
+    fn set_table_full(&self, full: u32) {
         // SAFETY: within the mapping; the kernel side only reads this word.
-        unsafe { std::ptr::write_volatile(&raw mut (*self.control.at(0)).table_full, 1) };
+        unsafe { std::ptr::write_volatile(&raw mut (*self.control.at(0)).table_full, full) };
     }
 
     fn name_cell(&mut self, id: CellId, row: u32, letter: &Letter) {
@@ -295,8 +375,8 @@ impl Reader {
         if slot == NO_HIST {
             self.namer.without_hist(row, "no histogram slot");
         }
-        let zeros = vec![0; BUCKETS];
-        self.rows.push(RowHist { slot, base: zeros.clone(), sums: zeros, raw: vec![0; BUCKETS] });
+        let counts = (slot != NO_HIST).then(RowCounts::new);
+        self.rows.push(RowHist { slot, counts });
         self.row_of.insert(row_key, row);
         row
     }
@@ -308,6 +388,7 @@ impl Reader {
     pub fn snapshot(&mut self, clock: impl Fn() -> u64) -> Result<Snapshot> {
         self.drain()?;
         let cells = self.read_cells();
+        self.take_back()?;
         let hists = self.read_hists();
         let (other, below_minimum) = self.read_reserved();
         let counters = self.read_counters();
@@ -327,20 +408,23 @@ impl Reader {
 
     fn read_cells(&mut self) -> BTreeMap<CellId, Totals> {
         let mut changed = BTreeMap::new();
-        for place in 0..self.places.len() {
-            let (mut sum, raw) = self.sum_of(self.places[place].id);
-            let place = &mut self.places[place];
+        let mut places = std::mem::take(&mut self.places);
+        for (id, place) in &mut places {
+            let (mut sum, raw) = self.sum_of(place.cell);
             for (index, (raw, last)) in raw.into_iter().zip(place.outcomes_raw).enumerate() {
                 place.outcomes[index] += u64::from(raw.wrapping_sub(last));
             }
             place.outcomes_raw = raw;
             sum.outcomes = place.outcomes;
             sum.add(&place.base);
+            place.idle += 1;
             if sum != place.last {
                 place.last = sum;
-                changed.insert(place.id, sum);
+                place.idle = 0;
+                changed.insert(*id, sum);
             }
         }
+        self.places = places;
         changed
     }
 
@@ -376,22 +460,28 @@ impl Reader {
         if slot == NO_HIST {
             return false;
         }
-        let mut now = [0u32; STRIDE];
-        for shard in 0..self.sizes.shards {
-            let counts = self.hists.get((shard * self.sizes.hists + slot) as usize);
-            for (sum, count) in now.iter_mut().zip(counts) {
-                *sum = sum.wrapping_add(count);
-            }
-        }
-        let row = &mut self.rows[row];
+        let now = self.sum_of_hist(slot);
+        let Some(counts) = &mut self.rows[row].counts else { return false };
         let mut changed = false;
         for (bucket, now) in now.iter().take(BUCKETS).enumerate() {
-            let more = now.wrapping_sub(row.raw[bucket]);
-            row.sums[bucket] += u64::from(more);
-            row.raw[bucket] = *now;
+            let more = now.wrapping_sub(counts.raw[bucket]);
+            counts.sums[bucket] += u64::from(more);
+            counts.raw[bucket] = *now;
             changed |= more != 0;
         }
         changed
+    }
+
+    /// One histogram over all shards: sums that may have wrapped.
+    fn sum_of_hist(&self, slot: u32) -> [u32; STRIDE] {
+        let mut sum = [0u32; STRIDE];
+        for shard in 0..self.sizes.shards {
+            let counts = self.hists.get((shard * self.sizes.hists + slot) as usize);
+            for (sum, count) in sum.iter_mut().zip(counts) {
+                *sum = sum.wrapping_add(count);
+            }
+        }
+        sum
     }
 
     /// The *other* and the *below the minimum* cells.
@@ -456,12 +546,19 @@ impl Reader {
 
     fn read_open_waits(&mut self, now_ns: u64) -> Vec<OpenWait> {
         let open = self.open_waits().read(now_ns);
-        let spins = |wait: &Interval| matches!(Kind::from_number(wait.kind), Some(Kind::Spin | Kind::Rwlock));
-        let lost = |wait: &Interval| {
-            spins(wait) && wait.begin_ns + SURELY_SPINNING_NS < now_ns && !self.namer.is_running(wait.tid)
-        };
-        let open: Vec<Interval> = open.into_iter().filter(|wait| !lost(wait)).collect();
+        let open: Vec<Interval> = open.into_iter().filter(|wait| !self.is_left_over(wait, now_ns)).collect();
         open.into_iter().map(|wait| self.name_open_wait(&wait, now_ns)).collect()
+    }
+
+    /// Whether a wait is open only because its end was lost: an old spin whose thread does not run, or an old call of a
+    /// timed function that its thread is no longer in.
+    fn is_left_over(&self, wait: &Interval, now_ns: u64) -> bool {
+        let age = now_ns.saturating_sub(wait.begin_ns);
+        match Kind::from_number(wait.kind) {
+            Some(Kind::Spin | Kind::Rwlock) => age > SURELY_SPINNING_NS && !self.namer.is_running(wait.tid),
+            _ if wait.func != 0 => age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "rwsem_down_"),
+            _ => false,
+        }
     }
 
     fn name_open_wait(&mut self, open: &Interval, now_ns: u64) -> OpenWait {
@@ -494,6 +591,27 @@ impl Reader {
                 self.slot_tids.set(slot, 0);
             }
         }
+    }
+}
+
+impl Place {
+    fn new(cell: u32, key: CellKey) -> Place {
+        Place {
+            cell,
+            key,
+            idle: 0,
+            leaving: false,
+            base: Totals::default(),
+            outcomes: [0; OUTCOMES],
+            outcomes_raw: [0; OUTCOMES],
+            last: Totals::default(),
+        }
+    }
+}
+
+impl RowCounts {
+    fn new() -> Box<RowCounts> {
+        Box::new(RowCounts { base: [0; BUCKETS], sums: [0; BUCKETS], raw: [0; BUCKETS] })
     }
 }
 
@@ -554,6 +672,7 @@ fn totals_of(letter: &Letter) -> Totals {
 }
 
 fn sparse(row: &RowHist) -> BTreeMap<u16, u64> {
-    let all = row.base.iter().zip(&row.sums).map(|(base, sum)| base + sum);
+    let Some(counts) = &row.counts else { return BTreeMap::new() };
+    let all = counts.base.iter().zip(&counts.sums).map(|(base, sum)| base + sum);
     all.enumerate().filter(|(_, count)| *count != 0).map(|(bucket, count)| (bucket as u16, count)).collect()
 }
