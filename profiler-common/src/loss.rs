@@ -48,13 +48,15 @@ pub enum Counter {
     NegativeWait = 24,
     /// Returns that a kretprobe missed: entries without an exit, reckoned by user space. Other hooks count none.
     MissedReturns = 26,
+    /// Processes of the followed command for which there was no room in the set: their waits are not recorded.
+    FollowFull = 27,
     /// A wait left open by a task that is gone, dropped by user space.
     Abandoned = 25,
 }
 
 impl Counter {
     /// Counters that mean that something is missing, with the words for it.
-    pub const LOSSES: [(Counter, &'static str); 11] = [
+    pub const LOSSES: [(Counter, &'static str); 12] = [
         (Counter::EndWithoutBegin, "end_without_begin"),
         (Counter::ExitWithoutEntry, "exit_without_entry"),
         (Counter::LostEnd, "lost_end"),
@@ -66,6 +68,7 @@ impl Counter {
         (Counter::NegativeWait, "negative_wait"),
         (Counter::Abandoned, "abandoned"),
         (Counter::MissedReturns, "missed_returns"),
+        (Counter::FollowFull, "follow_full"),
     ];
 
     /// Counters that lose nothing, with the words for them.

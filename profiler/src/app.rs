@@ -23,6 +23,7 @@ use crate::{
     session::{Plan, Session, kernel_line, monotonic_ns},
     snapshot::{End, Meta},
     stress,
+    terminal::say,
 };
 
 /// How long a command that was told to end is waited for.
@@ -104,29 +105,27 @@ async fn record(args: RecordArgs) -> Result<u8> {
     let interval = seconds("--interval", args.interval)?;
     let duration = args.duration.map(|secs| seconds("--duration", secs)).transpose()?;
     let plan = Plan { measure: args.measure.clone(), selection: args.measure.selection(&args.command) };
+    let mut signals = Signals::new()?;
     let mut session = Session::open(&plan)?;
     warn(&session);
     let mut writer = Writer::create(&args.output)?;
-    let mut signals = Signals::new()?;
     session.start();
     writer.meta(&meta(&plan, &session))?;
     let mut child = if args.command.is_empty() { None } else { Some(spawn(&session, &plan, &args)?) };
-    let ending = watch(&mut session, &mut writer, &mut child, &mut signals, interval, duration).await?;
+    let ending = watch(&mut session, &mut writer, &mut child, &mut signals, interval, duration).await;
     leave_at_the_next_signal(signals, session.leaver());
     let status = finish_command(child).await;
+    let ending = ending?;
     finish(session, &mut writer, ending, status)?;
     let path = args.output.display();
-    eprintln!(
-        "lockscope: {}, {} bytes in {path}; read it with: lockscope report {path}",
-        ending.in_words(),
-        writer.written()
-    );
+    let (why, bytes) = (ending.in_words(), writer.written());
+    say(&format!("{why}, {bytes} bytes in {path}; read it with: lockscope report {path}"));
     Ok(exit::DONE)
 }
 
 fn warn(session: &Session) {
     for warning in &session.warnings {
-        eprintln!("lockscope: {warning}");
+        say(warning);
     }
 }
 
@@ -202,7 +201,7 @@ async fn finish_command(child: Option<Child>) -> Option<i32> {
     match tokio::time::timeout(COMMAND_GRACE, child.wait()).await {
         Ok(status) => status.ok().map(status_code),
         Err(_) => {
-            eprintln!("lockscope: the command does not end on SIGTERM and goes on without us");
+            say("the command does not end on SIGTERM and goes on without us");
             None
         }
     }
@@ -273,9 +272,9 @@ pub fn read_report(file: &Path) -> Result<Report> {
 async fn top(args: TopArgs) -> Result<u8> {
     let interval = seconds("--interval", args.interval)?;
     let plan = Plan { measure: args.measure.clone(), selection: args.measure.selection(&[]) };
+    let mut signals = Signals::new()?;
     let mut session = Session::open(&plan)?;
     warn(&session);
-    let mut signals = Signals::new()?;
     session.start();
     let meta = meta(&plan, &session);
     let mut state = State::new(&meta);
@@ -285,13 +284,31 @@ async fn top(args: TopArgs) -> Result<u8> {
         tokio::select! {
             () = signals.any() => break,
             _ = ticks.tick() => {
-                print(&next_table(&mut session, &mut state, &meta, args.rows)?)?;
+                let text = next_table(&mut session, &mut state, &meta, args.rows)?;
+                if !print_unless(&mut signals, text).await? {
+                    leave(session);
+                }
                 left -= 1;
             }
         }
     }
     session.close()?;
     Ok(exit::DONE)
+}
+
+/// Prints from a thread of its own, since a reader that has stopped would block us; `false` when a signal came first.
+async fn print_unless(signals: &mut Signals, text: String) -> Result<bool> {
+    let printing = tokio::task::spawn_blocking(move || print(&text));
+    tokio::select! {
+        () = signals.any() => Ok(false),
+        done = printing => done.context("printing")?.map(|()| true),
+    }
+}
+
+/// Ends with what was printed so far: a thread still blocked in a write cannot be waited for.
+fn leave(session: Session) -> ! {
+    drop(session);
+    std::process::exit(i32::from(exit::DONE));
 }
 
 fn next_table(session: &mut Session, state: &mut State, meta: &Meta, rows: usize) -> Result<String> {

@@ -40,9 +40,13 @@ pub const COLUMNS: [Column; 17] = [
     name("lock_id", "LOCK-ID", 8, "Opaque name of the lock within the recording.", |row| {
         printable_str(row.lock_id.as_deref().unwrap_or(NOT_AVAILABLE))
     }),
-    name("workload", "WL", 3, "Number of the selector that chose the waiters, 0 = everybody.", |row| {
-        row.workload.map_or_else(|| "*".to_string(), |number| number.to_string())
-    }),
+    name(
+        "workload",
+        "WL",
+        3,
+        "Number of the workload; 0 = all that are recorded, selectors are not told apart yet.",
+        |row| row.workload.map_or_else(|| "*".to_string(), |number| number.to_string()),
+    ),
     number("contentions_per_s", "WAITS/s", "1/s", 7, "Waits that began, a second.", |row| {
         row.contentions_per_s().map_or_else(missing, rate)
     }),
@@ -126,7 +130,7 @@ pub const REPORT: [&str; 11] = [
 ];
 
 /// What each loss means, by its name in `losses`.
-pub const LOSSES: [(&str, &str); 12] = [
+pub const LOSSES: [(&str, &str); 13] = [
     ("end_without_begin", "ends whose begin was not seen, as of waits that began before attaching"),
     ("exit_without_entry", "exits of timed functions whose entry was not seen"),
     ("lost_end", "waits whose end was lost"),
@@ -137,6 +141,7 @@ pub const LOSSES: [(&str, &str); 12] = [
     ("stack_failed", "stacks that could not be walked"),
     ("negative_wait", "waits dropped: the clock went backwards"),
     ("missed_returns", "returns that the kretprobe missed, as when many tasks sleep inside"),
+    ("follow_full", "processes of the command that could not be followed: too many at once"),
     ("abandoned", "waits left open by tasks that are gone"),
     ("recursion_misses", "probe runs that the kernel skipped since the probe was running on that CPU"),
 ];

@@ -4,13 +4,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use profiler::{app, cli::Cli, exit};
+use profiler::{app, cli::Cli, exit, terminal::say};
 
 fn main() -> ExitCode {
     let code = app::run(Cli::parse()).unwrap_or_else(|error| {
         let code = exit::code_of(&error);
         if code != exit::DONE {
-            eprintln!("lockscope: {error:#}");
+            say(&format!("{error:#}"));
         }
         code
     });

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use profiler_common::{Control, Kind};
 
 use crate::{
@@ -134,6 +134,15 @@ impl Session {
         if let Some(reason) = symbols.as_ref().and_then(Kallsyms::reason) {
             warnings.push(format!("no kernel symbols: {reason}"));
         }
+        if !in_first_pid_namespace() {
+            if !plan.selection.pids.is_empty() {
+                bail!(
+                    "--pid: process numbers here are those of a PID namespace, the kernel side sees the host's"
+                );
+            }
+            warnings
+                .push("in a PID namespace: process numbers are the host's, names may be missing".to_owned());
+        }
         let options = options(&plan.measure, &features)?;
         let mut loaded = Loaded::new(&options, btf.as_ref(), &features).map_err(cannot_load)?;
         let identity = Identity::new(plan.measure.raw_addresses);
@@ -231,11 +240,16 @@ impl Session {
         if !is_wanted(spec, &plan.measure) {
             return Attached::default();
         }
+        if spec.id == "rwsem" && self.links.is_empty() {
+            let failures = vec!["needs the lock tracepoints for the queued part".to_owned()];
+            return Attached { wanted: true, failures, ..Attached::default() };
+        }
         let only = match spec.id {
             "rwsem" => plan.measure.rwsem_hook.as_deref(),
             _ => plan.measure.contention_hook.as_deref(),
         };
-        Attacher::new(&mut self.loaded, btf).attach(spec, only, &mut self.links)
+        let attached = Attacher::new(&mut self.loaded, btf).attach(spec, only, &mut self.links);
+        Attached { kinds: kinds(&plan.measure), ..attached }
     }
 
     /// Starts to record, and to empty the mailboxes.
@@ -288,6 +302,9 @@ impl Session {
     /// # Errors
     /// When the kernel refuses a new key.
     pub fn snapshot(&mut self) -> Result<(Names, Snapshot)> {
+        if self.drain.as_ref().is_some_and(|drain| drain.thread.is_finished()) {
+            self.stop_draining().context("the mailboxes are no longer read")?;
+        }
         let mut reader = lock(&self.reader);
         reader.drop_abandoned(monotonic_ns(), ABANDONED_NS, |tid| !task_exists(tid));
         let mut snapshot = reader.snapshot(monotonic_ns)?;
@@ -390,6 +407,14 @@ fn nothing_stands(coverage: &[Coverage]) -> String {
         text.push_str(&format!("\n  missing {name}: {purpose}"));
     }
     text
+}
+
+/// Inode of the first PID namespace (include/linux/proc_ns.h, PROC_PID_INIT_INO).
+const FIRST_PID_NAMESPACE: u64 = 0xeffffffc;
+
+fn in_first_pid_namespace() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self/ns/pid").is_ok_and(|meta| meta.ino() == FIRST_PID_NAMESPACE)
 }
 
 fn task_exists(tid: u32) -> bool {

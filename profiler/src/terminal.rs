@@ -116,6 +116,12 @@ pub fn fit(text: &str, columns: usize, align: Align) -> String {
     }
 }
 
+/// Says something to the user on standard error. Nobody may be listening any more, and that must not end us.
+pub fn say(message: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "lockscope: {message}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

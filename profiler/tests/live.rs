@@ -130,9 +130,7 @@ fn one_interrupt_ends_and_writes() {
         let scratch = Scratch::new("interrupt");
         let file = scratch.path("a.rec");
         let mut recorder = Running::start(lockscope(&["record", "-o"]).arg(&file).stderr(Stdio::null()));
-        wait_for(Duration::from_secs(20), "the first snapshot", || {
-            std::fs::metadata(&file).is_ok_and(|m| m.len() > 3000)
-        });
+        wait_for(Duration::from_secs(20), "the first snapshot", || snapshots_in(&file) >= 1);
         recorder.signal(signal);
         assert_eq!(recorder.end_within(Duration::from_secs(20)).unwrap().code(), Some(0));
         assert_eq!(report(&file)["ended"]["reason"], "interrupted");
@@ -147,9 +145,7 @@ fn a_second_interrupt_leaves_at_once_with_130() {
     let stubborn = ["bash", "-c", "trap '' TERM INT; sleep 20 & wait; sleep 20"];
     let mut line = lockscope(&["record", "--cmd-user", "root", "-o"]);
     let mut recorder = Running::start(line.arg(&file).arg("--").args(stubborn).stderr(Stdio::null()));
-    wait_for(Duration::from_secs(20), "the first snapshot", || {
-        std::fs::metadata(&file).is_ok_and(|m| m.len() > 3000)
-    });
+    wait_for(Duration::from_secs(20), "the first snapshot", || snapshots_in(&file) >= 1);
     recorder.signal(libc::SIGINT);
     std::thread::sleep(Duration::from_millis(500));
     assert!(recorder.0.try_wait().unwrap().is_none(), "it waits for the command, which ignores SIGTERM");
@@ -429,12 +425,47 @@ fn a_broken_recording_is_refused_or_read_up_to_its_last_whole_frame() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("a.rec"));
     if !is_root() {
-        return;
+        return skip(
+            "a_broken_recording_is_refused_or_read_up_to_its_last_whole_frame",
+            "its second half needs root",
+        );
     }
     let _turn = turn();
+    std::fs::remove_file(&file).unwrap();
     record(&file, &["-d", "20"], &MMAP);
     let whole = std::fs::read(&file).unwrap();
     std::fs::write(&file, &whole[..whole.len() - 7]).unwrap();
     let report = report(&file);
     assert!(report["truncated"].is_string() && !rows(&report).is_empty());
+}
+
+#[test]
+fn asking_for_rwsems_only_says_that_nothing_else_is_recorded() {
+    needs_root!("asking_for_rwsems_only_says_that_nothing_else_is_recorded");
+    let scratch = Scratch::new("only-rwsem");
+    let report = record(&scratch.path("a.rec"), &["-d", "30", "--probe", "rwsem"], &MMAP);
+    let other = coverage(&report, "contention", "every other lock");
+    assert_eq!(other["state"], "off");
+    assert!(rows(&report).iter().all(|row| row["kind"] == "rwsem" || row["kind"] == "rt"));
+}
+
+#[test]
+fn a_reader_that_has_stopped_does_not_hold_top_up() {
+    needs_root!("a_reader_that_has_stopped_does_not_hold_top_up");
+    let mut line = lockscope(&["top", "--batch", "--interval", "0.05"]);
+    let mut child = Running::start(line.stdout(Stdio::piped()).stderr(Stdio::null()));
+    std::thread::sleep(Duration::from_secs(4));
+    child.signal(libc::SIGTERM);
+    assert_eq!(child.end_within(Duration::from_secs(10)).expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn an_output_that_is_no_recording_is_not_overwritten() {
+    needs_root!("an_output_that_is_no_recording_is_not_overwritten");
+    let scratch = Scratch::new("precious");
+    let file = scratch.path("precious.conf");
+    std::fs::write(&file, "keep me\n").unwrap();
+    let output = lockscope(&["record", "-d", "1", "-o"]).arg(&file).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "keep me\n");
 }

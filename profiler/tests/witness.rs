@@ -119,8 +119,7 @@ fn perf_record(data: &Path, secs: &str) -> Command {
 }
 
 fn lost_events(data: &Path) -> usize {
-    let output =
-        Command::new("perf").args(["script", "--show-lost-events", "-i"]).arg(data).output().unwrap();
+    let output = succeed(Command::new("perf").args(["script", "--show-lost-events", "-i"]).arg(data));
     String::from_utf8_lossy(&output.stdout).lines().filter(|line| line.contains("PERF_RECORD_LOST")).count()
 }
 
@@ -190,6 +189,12 @@ fn judge(runs: &[(ByKind, ByKind); 2]) {
     let judged: Vec<_> = ratios.iter().filter(|(_, ratios)| ratios.len() == runs.len()).collect();
     assert!(judged.len() >= 2, "too little was contended");
     for (kind, ratios) in judged {
+        for ratio in ratios {
+            assert!(
+                (ratio.0 - 1.0).abs() <= 0.03 && (ratio.1 - 1.0).abs() <= 0.12,
+                "{kind} in one order: {ratio:?}"
+            );
+        }
         let counts = (ratios[0].0 * ratios[1].0).sqrt();
         let totals = (ratios[0].1 * ratios[1].1).sqrt();
         println!(

@@ -3,10 +3,11 @@
 //! lock, so this set alone is written from the kernel side.
 
 use aya_ebpf::{helpers::bpf_get_current_pid_tgid, macros::raw_tracepoint, programs::RawTracePointContext};
+use profiler_common::loss::Counter;
 
 use crate::{
     kernel,
-    maps::{CONTROL, TGIDS},
+    maps::{CONTROL, TGIDS, count},
 };
 
 /// `sched_process_fork(parent, child)`.
@@ -35,7 +36,9 @@ fn fork(child: u64) {
     if let Some(child_tgid) = kernel::read::<u32>(child + kernel::OFF_TASK_TGID.load() as u64)
         && child_tgid != tgid
     {
-        let _ = TGIDS.insert(&child_tgid, &tgid, 0);
+        if TGIDS.insert(&child_tgid, &tgid, 0).is_err() {
+            count(Counter::FollowFull);
+        }
     }
 }
 

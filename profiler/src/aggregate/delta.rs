@@ -13,7 +13,7 @@ use super::gather::{Debt, Rows, between, ended, ended_ns, gather, settle_rows};
 use super::group::lock_name;
 use super::settle::{clamp, pay};
 use super::window::{Moment, NameBook};
-use super::{Abilities, Bucket, GroupBy, Open, OwnCost, ProgramShare, Row, Sums, Table};
+use super::{Abilities, Bucket, GroupBy, Open, OutcomeCounts, OwnCost, ProgramShare, Row, Sums, Table};
 
 /// What happened between two moments of one recording.
 pub fn delta(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Moment, by: GroupBy) -> Table {
@@ -84,7 +84,8 @@ fn bucket(key: (u8, u8), totals: &Totals) -> Bucket {
         interrupted_ns: totals.interrupted_ns,
         load_ns: clamp(ended_ns(totals)),
     };
-    Bucket { kind: kind_name(key.0), mode: mode_letter(key.1), sums, max_ns: totals.max_ns }
+    let outcomes = OutcomeCounts(totals.outcomes);
+    Bucket { kind: kind_name(key.0), mode: mode_letter(key.1), sums, max_ns: totals.max_ns, outcomes }
 }
 
 /// What nobody could pay.

@@ -250,6 +250,8 @@ pub struct Bucket {
     pub sums: Sums,
     /// The longest since the recording began, in nanoseconds.
     pub max_ns: u64,
+    /// How they came out, for rwsems; all 0 for other kinds.
+    pub outcomes: OutcomeCounts,
 }
 
 /// A wait in progress at the window's end.

@@ -227,6 +227,23 @@ fn outcomes(row: &Row) -> Value {
     })
 }
 
+/// Outcomes of waits that have no row; `null` for kinds that have none.
+fn bucket_outcomes(bucket: &Bucket) -> Value {
+    if bucket.kind != "rwsem" {
+        return Value::Null;
+    }
+    let get = |outcome| bucket.outcomes.get(outcome);
+    json!({
+        "stolen": get(Outcome::Stolen),
+        "fast": get(Outcome::Fast),
+        "queued_readers": get(Outcome::QueuedReader),
+        "spun": get(Outcome::Spun),
+        "queued_writers": get(Outcome::QueuedWriter),
+        "interrupted": bucket.outcomes.interrupted(),
+        "stolen_past_waiters": get(Outcome::StolenPastWaiters),
+    })
+}
+
 fn open(open: &Open) -> Value {
     json!({
         "kind": open.kind,
@@ -274,6 +291,7 @@ fn buckets(buckets: &[Bucket]) -> Vec<Value> {
             "contentions": bucket.sums.contentions,
             "wait_ns": bucket.sums.wait_ns,
             "max_ns": bucket.max_ns,
+            "outcomes": bucket_outcomes(bucket),
             "interrupted": { "n": bucket.sums.interrupted_n, "ns": bucket.sums.interrupted_ns },
         })
     };

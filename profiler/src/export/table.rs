@@ -283,8 +283,33 @@ fn rwsems(report: &Report, options: &Options) -> String {
     for note in notes {
         out += &wrap(&format!("  {note}"), 4, options.max_width);
     }
-    let rule = format!("  readers that queued although the kernel's rule said steal: {}", count(disagreed));
-    out + &wrap(&rule, 4, options.max_width)
+    let rule = format!(
+        "  readers that queued although the kernel's rule said steal: {}; the reverse cannot be told and counts as FAST",
+        count(disagreed)
+    );
+    out += &wrap(&rule, 4, options.max_width);
+    out + &elsewhere(report, options)
+}
+
+/// Outcomes that are in no row: without this line, steals below --min-wait would look like no steals.
+fn elsewhere(report: &Report, options: &Options) -> String {
+    let buckets =
+        || report.table.below_minimum.iter().chain(&report.table.other).filter(|b| b.kind == "rwsem");
+    let sum = |outcome| buckets().fold(0u64, |sum, bucket| sum.saturating_add(bucket.outcomes.get(outcome)));
+    let (stolen, fast, spun) = (sum(Outcome::Stolen), sum(Outcome::Fast), sum(Outcome::Spun));
+    let queued = sum(Outcome::QueuedReader).saturating_add(sum(Outcome::QueuedWriter));
+    if stolen + fast + spun + queued == 0 {
+        return String::new();
+    }
+    let line = format!(
+        "  NOT in these rows, being shorter than --min-wait or without a row: stolen {} ({} past waiters), fast {}, spun {}, queued {}",
+        count(stolen),
+        count(sum(Outcome::StolenPastWaiters)),
+        count(fast),
+        count(spun),
+        count(queued)
+    );
+    wrap(&line, 4, options.max_width)
 }
 
 /// Readers and writers of one lock together, the lock most waited for first.

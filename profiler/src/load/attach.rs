@@ -70,11 +70,25 @@ impl<'a> Attacher<'a> {
                 Err(error) if attachment.optional => {
                     missing.push((attachment.target.name().to_owned(), reason(&error)));
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.undo(hook);
+                    return Err(error);
+                }
             }
         }
         attached.missing = missing;
         Ok(running)
+    }
+
+    /// Detaches what aya holds of a hook that does not stand; our own links go with their fds.
+    fn undo(&mut self, hook: &Hook) {
+        for attachment in hook.attachments {
+            let _ = match self.loaded.ebpf.program_mut(attachment.program) {
+                Some(Program::RawTracePoint(program)) => program.unload(),
+                Some(Program::KProbe(program)) => program.unload(),
+                _ => Ok(()),
+            };
+        }
     }
 
     fn attach_one(&mut self, attachment: &Attachment) -> Result<Running> {
@@ -215,5 +229,28 @@ fn reason(error: &Error) -> String {
             _ => {}
         }
     }
-    format!("{error:#}").replace('\n', " ")
+    without_addresses(&format!("{error:#}"))
+}
+
+/// One line of bounded length in which no kernel address is left: an error may hold the verifier's whole log.
+fn without_addresses(text: &str) -> String {
+    let last: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let kept = if last.len() > 6 { [&last[..2], &last[last.len() - 4..]].concat() } else { last };
+    let words = kept.join(" | ");
+    let hide = |word: &str| {
+        if word.contains("ffff") && word.len() > 10 { "(address)".to_owned() } else { word.to_owned() }
+    };
+    words.split(' ').map(hide).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_address_is_left_in_a_reason() {
+        let log = "loading x\nfirst\n5: r1=map_ptr 0xffffc900012\n6\n7\n8 0xffff888100000000\nlast";
+        let reason = without_addresses(log);
+        assert!(!reason.contains("ffff") && reason.ends_with("last") && !reason.contains('\n'), "{reason}");
+    }
 }

@@ -1,7 +1,10 @@
 //! Loads the BPF object, sizes its maps, sets what it must know of this kernel, and attaches the probes that can be.
 //! Counts nothing and names nothing.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::{
+    io::Write,
+    os::fd::{AsFd, OwnedFd},
+};
 
 use anyhow::{Context, Result, anyhow};
 use aya::{
@@ -166,7 +169,7 @@ impl log::Log for StandardError {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        eprintln!("lockscope: bpf: {}", record.args());
+        let _ = writeln!(std::io::stderr(), "lockscope: bpf: {}", record.args());
     }
 
     fn flush(&self) {}

@@ -39,6 +39,9 @@ fn coverage(attached: &Attached, features: &Features) -> Vec<Coverage> {
         return vec![line("every lock's waits", None, state, Some(attached.reason()))];
     };
     let hook = Some(hook.to_owned());
+    if attached.kinds != u32::MAX {
+        return only_rwsems(hook);
+    }
     let full = |metric: &str| line(metric, hook.clone(), CoverageState::Full, None);
     vec![
         spin(hook.clone(), features),
@@ -51,6 +54,15 @@ fn coverage(attached: &Attached, features: &Features) -> Vec<Coverage> {
             CoverageState::Absent,
             Some(NO_HOOK.to_owned()),
         ),
+    ]
+}
+
+/// With `--probe rwsem` alone the tracepoints serve the rwsem probe.
+fn only_rwsems(hook: Option<String>) -> Vec<Coverage> {
+    let reason = "only rwsems were asked for: no other lock is recorded";
+    vec![
+        line("queued part of rwsem waits", hook, CoverageState::Full, None),
+        line("every other lock's waits", None, CoverageState::Off, Some(reason.to_owned())),
     ]
 }
 

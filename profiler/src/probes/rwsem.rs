@@ -50,14 +50,16 @@ const fn optional(program: &'static str, target: Target) -> Attachment {
 }
 
 const MISSED: &str = "kretprobes lose returns when many tasks sleep inside: see missed returns";
+const SKIPPED: &str = "on a preemptible kernel some entries and exits are skipped: see recursion misses";
 const READERS: &str = "writers only: a reader's handoff leaves no trace";
 
 fn coverage(attached: &Attached, features: &Features) -> Vec<Coverage> {
     let Some(hook) = attached.hook else { return absent(attached, features) };
-    let (state, reason) = if hook == "fentry/fexit" {
-        (CoverageState::Full, None)
-    } else {
-        (CoverageState::Partial, Some(MISSED.to_owned()))
+    let preemptible = features.preempt_rt || matches!(features.preempt.as_deref(), Some("full" | "lazy"));
+    let (state, reason) = match (hook, preemptible) {
+        ("fentry/fexit", false) => (CoverageState::Full, None),
+        ("fentry/fexit", true) => (CoverageState::Partial, Some(SKIPPED.to_owned())),
+        _ => (CoverageState::Partial, Some(MISSED.to_owned())),
     };
     let hook = Some(hook.to_owned());
     vec![

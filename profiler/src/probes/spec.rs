@@ -78,6 +78,8 @@ pub struct Attached {
     pub wanted: bool,
     /// The hook that stands, if any.
     pub hook: Option<&'static str>,
+    /// Kinds of locks that are recorded, bits 1 << kind; the others are filtered out though the hook stands.
+    pub kinds: u32,
     /// Why each hook that was tried before does not stand.
     pub failures: Vec<String>,
     /// Optional programs that are missing, by target, with the reason.

@@ -142,7 +142,18 @@ fn remove_own(path: &Path, caller: Option<(u32, u32)>) -> Result<()> {
     if found.uid() != own && caller.is_none_or(|(uid, _)| uid != found.uid()) {
         bail!("{} is there already and belongs to user {}: not touched", path.display(), found.uid());
     }
+    if found.len() > 0 && !is_recording(path) {
+        bail!("{} is there already and is no recording: not touched", path.display());
+    }
     std::fs::remove_file(path).with_context(|| format!("cannot replace {}", path.display()))
+}
+
+/// Whether a file begins as our recordings do.
+fn is_recording(path: &Path) -> bool {
+    use std::io::Read;
+    let mut begin = [0u8; super::MAGIC.len()];
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
+    file.and_then(|mut file| file.read_exact(&mut begin)).is_ok_and(|()| begin == *super::MAGIC)
 }
 
 #[cfg(test)]
@@ -161,7 +172,7 @@ mod tests {
     #[test]
     fn a_new_file_is_private_and_replaces_an_old_one() {
         let path = folder("new").join("a.rec");
-        std::fs::write(&path, "old").unwrap();
+        std::fs::write(&path, [super::super::MAGIC.as_slice(), b"and more"].concat()).unwrap();
         let mut writer = Writer::create(&path).unwrap();
         writer.meta(&Meta::default()).unwrap();
         let found = std::fs::metadata(&path).unwrap();

@@ -3,13 +3,15 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io,
+    io::{self, Write},
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, bail};
 
+/// Names of our groups, before the process number.
+const PREFIX: &str = "lockscope.";
 /// Times that removing the group is tried while its last processes go.
 const REMOVE_TRIES: u32 = 20;
 const REMOVE_PAUSE: Duration = Duration::from_millis(50);
@@ -26,7 +28,9 @@ impl FreshCgroup {
     /// # Errors
     /// When there is no cgroup v2, or it cannot be written here.
     pub fn new() -> Result<FreshCgroup> {
-        let path = own_directory()?.join(format!("lockscope.{}", std::process::id()));
+        let own = own_directory()?;
+        sweep(&own);
+        let path = own.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("making the cgroup {}", path.display()))?;
         Ok(FreshCgroup { path })
     }
@@ -87,6 +91,19 @@ impl FreshCgroup {
     }
 }
 
+/// Removes groups that a lockscope killed by SIGKILL has left: the process is gone, and nobody runs in them.
+fn sweep(own: &Path) {
+    for entry in fs::read_dir(own).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| {
+            pid == std::process::id() || !Path::new("/proc").join(pid.to_string()).exists()
+        }) {
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
 fn empty_into(group: &Path, target: &Path) {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -102,7 +119,8 @@ fn empty_into(group: &Path, target: &Path) {
 impl Drop for FreshCgroup {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
-            eprintln!("lockscope: the cgroup {} stays behind: {error}", self.path.display());
+            let _ =
+                writeln!(io::stderr(), "lockscope: the cgroup {} stays behind: {error}", self.path.display());
         }
     }
 }

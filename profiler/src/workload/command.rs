@@ -96,8 +96,23 @@ fn identity(user: &CommandUser) -> Result<Option<Identity>> {
         return Ok(None);
     }
     let passwd = std::fs::read_to_string("/etc/passwd").context("reading /etc/passwd")?;
-    let identity = parse_passwd(&passwd, &name);
-    identity.map(Some).with_context(|| format!("--cmd-user {name}: no such user in /etc/passwd"))
+    let identity = parse_passwd(&passwd, &name).or_else(|| match user {
+        CommandUser::Caller => from_sudo(&name),
+        CommandUser::Named(_) => None,
+    });
+    identity.map(Some).with_context(|| match user {
+        CommandUser::Named(_) => format!("--cmd-user {name}: no such user in /etc/passwd"),
+        CommandUser::Caller => {
+            format!("sudo's user {name} is neither in /etc/passwd nor in SUDO_UID: use --cmd-user")
+        }
+    })
+}
+
+/// The caller of sudo by its numbers: users of a directory service are not in /etc/passwd.
+fn from_sudo(name: &str) -> Option<Identity> {
+    let number = |variable: &str| std::env::var(variable).ok()?.parse().ok();
+    let home = std::env::var("SUDO_HOME").unwrap_or_else(|_| "/".to_owned());
+    Some(Identity { uid: number("SUDO_UID")?, gid: number("SUDO_GID")?, name: name.to_owned(), home })
 }
 
 fn parse_passwd(passwd: &str, name: &str) -> Option<Identity> {

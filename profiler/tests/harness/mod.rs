@@ -115,6 +115,11 @@ pub fn functions_can_be_probed() -> bool {
     coverage(&doctor, "rwsem", "outcomes")["hook"].is_string()
 }
 
+/// Whole snapshots that a recording holds so far.
+pub fn snapshots_in(file: &Path) -> usize {
+    profiler::recording::Recording::open(file).map_or(0, |recording| recording.snapshots.len())
+}
+
 /// A child that is ended when this is dropped, also when a test fails.
 pub struct Running(pub Child);
 
