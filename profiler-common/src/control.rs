@@ -26,6 +26,8 @@ pub struct Control {
     pub adopt_tid: u32,
     /// 1 = no cell is left: unknown keys go to *other* at once, without a letter.
     pub table_full: u32,
+    /// page = constant + (address >> 12) × 64, modulo 2^64; 0 = no lock is identified.
+    pub page_constant: u64,
 }
 
 /// Select processes in the map of tgids.
@@ -35,4 +37,4 @@ pub const SELECT_COMM: u32 = 2;
 /// Select tasks below the cgroups in the cgroup map.
 pub const SELECT_CGROUP: u32 = 4;
 
-const _: () = assert!(core::mem::size_of::<Control>() == 104);
+const _: () = assert!(core::mem::size_of::<Control>() == 112);

@@ -14,6 +14,8 @@ pub struct Letter {
     pub sequence: u64,
     /// What it is counted under.
     pub key: CellKey,
+    /// The lock's address at this wait.
+    pub address: u64,
     /// The whole wait, in nanoseconds.
     pub wait_ns: u64,
     /// Its spinning part.
@@ -51,5 +53,5 @@ pub struct MailboxEnds {
     pub pad1: [u64; 7],
 }
 
-const _: () = assert!(core::mem::size_of::<Letter>() == 8 + 40 + 24 + 16 + 16 + 8 * MAX_FRAMES);
+const _: () = assert!(core::mem::size_of::<Letter>() == 8 + 48 + 8 + 24 + 16 + 16 + 8 * MAX_FRAMES);
 const _: () = assert!(core::mem::size_of::<MailboxEnds>() == 128);

@@ -107,10 +107,10 @@ impl OwnerKind {
 pub struct CellKey {
     /// Hash of the frames' addresses; 0 when the stack was not walked.
     pub stack: u64,
-    /// The lock: its address until identity gives it a class token.
+    /// The lock's class: the slab cache of the object that it lies in; or its address, see `offset`.
     pub lock: u64,
-    /// Which instance of the class; 0 while `lock` is an address. Not beside `stack`: two zeros in a row would be set by
-    /// a byte loop.
+    /// Which object of the class: an inode's number or an address space's process; 0 where the class has no instances.
+    /// Not beside `stack`: two zeros in a row would be set by a byte loop.
     pub instance: u64,
     /// The waiter's process.
     pub tgid: u32,
@@ -124,9 +124,39 @@ pub struct CellKey {
     pub owner_kind: u8,
     /// Number of the selector that chose the waiter.
     pub workload: u8,
+    /// Where in the object the lock lies, or [`NO_CLASS`] when `lock` is an address.
+    pub offset: u32,
+    /// An inode's file system: `dev_t` as `super_block.s_dev` has it.
+    pub device: u32,
+    /// An inode's generation: its number is reused, the pair is not.
+    pub generation: u32,
+}
+
+/// The lock is known by its address: no slab object, or one that says nothing (kmalloc).
+pub const NO_CLASS: u32 = u32::MAX;
+
+/// What user space knows of a slab cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct CacheInfo {
+    /// Bytes from one object to the next (`kmem_cache.size`).
+    pub size: u32,
+    /// Of `CACHE_*`.
+    pub kind: u32,
+    /// Where the inode lies in an object.
+    pub inode_offset: u32,
     /// Always 0.
     pub pad: u32,
 }
+
+/// Objects that all are of one type; their locks are told apart by offset only.
+pub const CACHE_CLASS: u32 = 1;
+/// Objects that hold an inode.
+pub const CACHE_INODE: u32 = 2;
+/// Address spaces of processes.
+pub const CACHE_MM: u32 = 3;
+/// kmalloc: nothing is known of the objects, a lock is its address.
+pub const CACHE_KMALLOC: u32 = 4;
 
 /// Where user space put a key: its cell, and the histogram of its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,5 +171,5 @@ pub struct CellRef {
 /// This row owns no histogram.
 pub const NO_HIST: u32 = u32::MAX;
 
-const _: () = assert!(core::mem::size_of::<CellKey>() == 40);
+const _: () = assert!(core::mem::size_of::<CellKey>() == 48);
 const _: () = assert!(core::mem::size_of::<CellRef>() == 8);

@@ -22,5 +22,9 @@ pub const MAX_COMMS: usize = 4;
 pub const COMM_LEN: usize = 16;
 /// Cells of one CPU are a multiple of this many, so that the next CPU's begin on a cache line of their own.
 pub const CELL_ROUND: u32 = 8;
+/// Slab caches that can be told to the kernel side.
+pub const MAX_CACHES: u32 = 1024;
+/// Bytes that one peek reads at most.
+pub const PEEK_BYTES: usize = 512;
 /// Processes that can be selected or followed at once.
 pub const MAX_TGIDS: u32 = 16_384;

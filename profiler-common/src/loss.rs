@@ -27,6 +27,8 @@ pub enum Counter {
     RwsemWriteEntries = 8,
     /// Letters written.
     Letters = 9,
+    /// Waits at a lock in an object of a slab cache that user space had not heard of: known by their address.
+    UnknownCache = 10,
 
     /// An end whose begin was not seen: it began before attaching, or its begin was lost. Not counted under a selector.
     EndWithoutBegin = 16,
@@ -72,7 +74,7 @@ impl Counter {
     ];
 
     /// Counters that lose nothing, with the words for them.
-    pub const TALLIES: [(Counter, &'static str); 10] = [
+    pub const TALLIES: [(Counter, &'static str); 11] = [
         (Counter::Begins, "begins"),
         (Counter::Ends, "ends"),
         (Counter::Entries, "entries"),
@@ -83,5 +85,6 @@ impl Counter {
         (Counter::RwsemReadEntries, "rwsem_read_entries"),
         (Counter::RwsemWriteEntries, "rwsem_write_entries"),
         (Counter::Letters, "letters"),
+        (Counter::UnknownCache, "unknown_cache"),
     ];
 }

@@ -13,7 +13,7 @@ use profiler_common::{
 
 use crate::{
     filter::Current,
-    first_sight, kernel, log,
+    first_sight, identity, kernel, log,
     maps::{CELL_OF, CELLS, HISTS, add_u32, add_u64, count, cpu},
     stack::{self, Family, Stack},
 };
@@ -21,6 +21,8 @@ use crate::{
 /// A finished wait, all times in nanoseconds.
 pub struct Wait {
     pub key: CellKey,
+    /// The lock's address.
+    pub address: u64,
     pub wait_ns: u64,
     pub spin_ns: u64,
     pub queue_ns: u64,
@@ -38,6 +40,7 @@ pub fn account<C: EbpfContext>(ctx: &C, current: &Current, mut wait: Wait, famil
     }
     let stack = stack::walk(ctx, family, current.control.stack_depth);
     wait.key.stack = stack.hash;
+    identity::identify(&mut wait.key, current.control.page_constant, family);
     // SAFETY: user space replaces values of this map, never tears one: 8 bytes are copied at once.
     match unsafe { CELL_OF.get(&wait.key) } {
         Some(&CellRef { cell, hist }) => {

@@ -30,7 +30,7 @@ fn now() -> u64 {
 #[inline(always)]
 pub fn current() -> Option<Current> {
     let control = CONTROL.get(0)?;
-    if control.enabled == 0 || crate::kernel::LOCKSCOPE_ABI_1.load() != 1 {
+    if control.enabled == 0 || crate::kernel::LOCKSCOPE_ABI_2.load() != 2 {
         return None;
     }
     let now = now();

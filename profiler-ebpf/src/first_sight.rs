@@ -49,6 +49,7 @@ fn write(letter: *mut Letter, wait: &Wait, stack: &Stack) {
     let letter = unsafe { &mut *letter };
     letter.sequence = 0;
     letter.key = wait.key;
+    letter.address = wait.address;
     letter.wait_ns = wait.wait_ns;
     letter.spin_ns = wait.spin_ns;
     letter.queue_ns = wait.queue_ns;

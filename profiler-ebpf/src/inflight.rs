@@ -8,6 +8,7 @@ use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 use profiler_common::{
     CellKey, Interval, Kind, Mode,
     inflight::{FLAG_FAILED, FLAG_FOLDED, FLAG_QUEUED, PHASE_QUEUE, PHASE_SPIN},
+    key::NO_CLASS,
     limits::DEPTH,
     loss::Counter,
 };
@@ -294,6 +295,7 @@ pub fn finish(home: &Home, interval: *mut Interval, now: u64) -> Option<(Wait, u
     let (begin_ns, end_ns, flags) = (open.begin_ns, open.phase_ns, open.flags);
     let wait = Wait {
         key: key_of(open),
+        address: open.lock,
         wait_ns: end_ns.saturating_sub(begin_ns),
         spin_ns: open.spin_ns,
         queue_ns: open.queue_ns,
@@ -328,6 +330,8 @@ fn key_of(open: &Interval) -> CellKey {
         mode: open.mode,
         owner_kind: open.owner_kind,
         workload: open.workload,
-        pad: 0,
+        offset: NO_CLASS,
+        device: 0,
+        generation: 0,
     }
 }

@@ -15,7 +15,7 @@ macro_rules! globals {
 
 globals! {
     /// The layout that this object was built with; user space sets the one that it knows, by this very name.
-    LOCKSCOPE_ABI_1: u32 = 1;
+    LOCKSCOPE_ABI_2: u32 = 2;
     /// Cells of one CPU.
     CELLS_PER_CPU: u32 = 0;
     /// In-flight slots − 1; a power of two − 1.
@@ -32,6 +32,22 @@ globals! {
     SKIP_FUNCTION: u32 = 0;
     /// RWSEM_WAIT_TIMEOUT in nanoseconds (kernel/locking/rwsem.c); 0 = not known.
     HANDOFF_NS: u64 = 0;
+    /// page.compound_head, page.flags, page.page_type, slab.slab_cache
+    OFF_PAGE_HEAD: u32 = ABSENT;
+    OFF_PAGE_FLAGS: u32 = 0;
+    OFF_PAGE_TYPE: u32 = ABSENT;
+    OFF_SLAB_CACHE: u32 = ABSENT;
+    /// PGTY_slab, the page type of slabs; ABSENT where a flag says so.
+    PAGE_TYPE_SLAB: u32 = ABSENT;
+    /// PG_slab, the bit in page.flags, where there is no page type.
+    PAGE_FLAG_SLAB: u32 = 0;
+    /// inode.i_ino, inode.i_generation, inode.i_sb, super_block.s_dev
+    OFF_INODE_NUMBER: u32 = ABSENT;
+    OFF_INODE_GENERATION: u32 = ABSENT;
+    OFF_INODE_SB: u32 = ABSENT;
+    OFF_SB_DEV: u32 = ABSENT;
+    /// mm_struct.owner; ABSENT without CONFIG_MEMCG.
+    OFF_MM_OWNER: u32 = ABSENT;
     /// Kinds to record, bits 1 << Kind.
     KINDS: u32 = u32::MAX;
     /// rw_semaphore.owner

@@ -8,6 +8,7 @@
 mod account;
 mod filter;
 mod first_sight;
+mod identity;
 mod inflight;
 mod kernel;
 mod log;

@@ -13,7 +13,8 @@ use profiler_common::{
     Cell, CellKey, CellRef, Control, Interval, Letter,
     first_sight::MailboxEnds,
     hist::STRIDE,
-    limits::{DEPTH, MAX_CGROUPS, MAX_FRAMES, MAX_TGIDS},
+    key::CacheInfo,
+    limits::{DEPTH, MAX_CACHES, MAX_CGROUPS, MAX_FRAMES, MAX_TGIDS, PEEK_BYTES},
     loss::{COUNTERS as COUNTER_ROOM, Counter},
 };
 
@@ -64,6 +65,18 @@ pub static COUNTERS: Array<[u64; COUNTER_ROOM]> = Array::with_max_entries(1, MMA
 /// program that can come in between another is enough.
 #[map]
 pub static SCRATCH: Array<[u64; MAX_FRAMES]> = Array::with_max_entries(1, 0);
+
+/// A page's structure being looked at, as SCRATCH: the BPF stack has no room for it.
+#[map]
+pub static PAGES: Array<[u64; 8]> = Array::with_max_entries(1, 0);
+
+/// Slab caches by address, for identity. Filled by user space only.
+#[map]
+pub static CACHES: HashMap<u64, CacheInfo> = HashMap::with_max_entries(MAX_CACHES, 0);
+
+/// What the last peek read: a status word and the bytes.
+#[map]
+pub static PEEK: Array<[u64; 1 + PEEK_BYTES / 8]> = Array::with_max_entries(1, MMAPABLE);
 
 /// Selected processes.
 #[map]

@@ -17,8 +17,8 @@ use profiler_common::{Control, Kind};
 use crate::{
     cli::MeasureArgs,
     exit::CannotRun,
-    identity::Identity,
-    kernel::{btf::Btf, features::Features, kallsyms::Kallsyms},
+    identity::{Anatomy, Identity, registry::Registry, slabs::Slabs},
+    kernel::{btf::Btf, features::Features, kallsyms::Kallsyms, types::Types},
     load::{Attacher, Loaded, LogReader, Mapped, Options, Sizes, attach::Links},
     privilege,
     probes::{self, ProbeSpec, spec::Attached},
@@ -145,9 +145,15 @@ impl Session {
         }
         let options = options(&plan.measure, &features)?;
         let mut loaded = Loaded::new(&options, btf.as_ref(), &features).map_err(cannot_load)?;
-        let identity = Identity::new(plan.measure.raw_addresses);
+        let btf = btf.map(Arc::new);
+        let symbol = |name: &str| symbols.as_ref().and_then(|symbols| symbols.address(name));
+        let anatomy = anatomy(&mut loaded, btf.as_ref(), &symbol);
+        let page_constant = anatomy.as_ref().map_or(0, |anatomy| anatomy.slabs.constant);
+        let coverage = vec![identity_coverage(&anatomy)];
+        let identity = Identity::new(plan.measure.raw_addresses, anatomy.ok());
         let reader = Reader::new(&mut loaded, Box::new(identity))?;
         let control = reader.control();
+        control.set(0, Control { page_constant, ..Control::default() });
         let mut session = Session {
             loaded,
             links: Links::default(),
@@ -158,7 +164,7 @@ impl Session {
             cgroup: None,
             follows_by_process: false,
             own_cpu_before_ns: 0,
-            coverage: Vec::new(),
+            coverage,
             features,
             attached_ns: 0,
             warnings,
@@ -167,7 +173,7 @@ impl Session {
             session.log = Some(session.loaded.logger()?);
         }
         session.select(plan)?;
-        session.attach(plan, btf.as_ref())?;
+        session.attach(plan, btf.as_deref())?;
         Ok(session)
     }
 
@@ -190,6 +196,7 @@ impl Session {
             min_wait_ns: plan.measure.min_wait,
             stack_depth: plan.measure.stack_depth,
             own_tgid: std::process::id(),
+            page_constant: self.control.get(0).page_constant,
             ..Control::default()
         };
         selection.write(&mut control, cgroups, self.follows_by_process)?;
@@ -366,6 +373,35 @@ impl Drop for Session {
         self.stop();
         let _ = self.stop_draining();
         self.links.detach(&mut self.loaded);
+    }
+}
+
+/// What it takes to identify locks, told to the kernel side as well; or why locks are addresses only.
+fn anatomy(
+    loaded: &mut Loaded,
+    btf: Option<&Arc<Btf>>,
+    symbol: &dyn Fn(&str) -> Option<u64>,
+) -> Result<Anatomy> {
+    let btf = btf.context("no kernel types")?;
+    let memory = Box::new(loaded.peek().context("reading kernel memory")?);
+    let types = Types::new(Arc::clone(btf));
+    let slabs = Slabs::find(&*memory, &types, symbol)?;
+    loaded.tell_caches(&slabs.infos())?;
+    let registry = Registry::walk(&*memory, &types);
+    Ok(Anatomy { memory, types, slabs, registry })
+}
+
+fn identity_coverage(anatomy: &Result<Anatomy>) -> Coverage {
+    let (hook, state, reason) = match anatomy {
+        Ok(_) => (Some("slab caches".to_owned()), CoverageState::Full, None),
+        Err(error) => (None, CoverageState::Absent, Some(format!("{error:#}"))),
+    };
+    Coverage {
+        probe: "identity".to_owned(),
+        metric: "classes and instances of locks".to_owned(),
+        hook,
+        state,
+        reason,
     }
 }
 

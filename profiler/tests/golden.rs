@@ -113,6 +113,8 @@ fn names() -> Names {
         id,
         lock_id: format!("lock-{id}"),
         symbol: symbol.map(str::to_string),
+        class: (id == 1).then(|| "inode.i_rwsem".to_string()),
+        instance: (id == 1).then(|| "ino 12 (/mnt/a\x1b[0m) of 7:0".to_string()),
     };
     let process = |tgid, comm: &[u8]| ProcessName { tgid, comm: comm.to_vec() };
     let rwsem = |mode| (Kind::Rwsem, mode);

@@ -469,3 +469,47 @@ fn an_output_that_is_no_recording_is_not_overwritten() {
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "keep me\n");
 }
+
+#[test]
+fn locks_have_classes_and_instances_without_any_data_symbol() {
+    needs_root!("locks_have_classes_and_instances_without_any_data_symbol");
+    let scratch = Scratch::new("identity");
+    let report = record(&scratch.path("a.rec"), &["-d", "30"], &MMAP);
+    assert_eq!(coverage(&report, "identity", "classes")["state"], "full");
+    let share = identified_share(&report);
+    println!("identified: {:.1} % of the wait time", share * 100.0);
+    assert!(share >= 0.95, "{share}");
+    let mut mmap = rows(&report).iter().filter(|row| row["class"] == "mm_struct.mmap_lock");
+    let top = mmap.next().expect("a row of mmap_lock");
+    let tgid = n(&top["processes"][0]["tgid"]);
+    assert!(top["instance"].as_str().unwrap().ends_with(&format!("[{tgid}]")), "{top:#}");
+}
+
+#[test]
+fn an_inodes_lock_is_named_by_its_number_and_device() {
+    needs_root!("an_inodes_lock_is_named_by_its_number_and_device");
+    the_appenders_inode_is_right(&Scratch::new("inode"), &[]);
+}
+
+#[test]
+fn two_inodes_that_use_one_address_after_the_other_never_share_a_row() {
+    needs_root!("two_inodes_that_use_one_address_after_the_other_never_share_a_row");
+    let scratch = Scratch::new("reuse");
+    let made = LoopExt4::new("reuse-fs");
+    let script = format!(
+        "for i in 1 2 3 4 5 6; do mkdir {0}/$i; {1} stress dio-append --dir {0}/$i --secs 0.5 --warmup 0 >/dev/null; \
+         rm -rf {0}/$i; done",
+        made.mount.display(),
+        LOCKSCOPE
+    );
+    let report = record(&scratch.path("a.rec"), &["-d", "60"], &["bash", "-c", &script]);
+    let writers: Vec<_> = rows(&report)
+        .iter()
+        .filter(|row| row["class"] == "inode.i_rwsem" && row["caller"] == "ext4_file_write_iter")
+        .collect();
+    // Each round is a process of its own with a file of its own: a row with two processes would have merged two inodes.
+    assert!(writers.len() >= 4, "{}", writers.len());
+    for row in writers {
+        assert_eq!(row["processes"].as_array().unwrap().len(), 1, "{row:#}");
+    }
+}

@@ -11,7 +11,7 @@ use profiler::{
     snapshot::{CellName, Names, Snapshot, Totals, read::Namer, read::Reader},
 };
 use profiler_common::{
-    Control,
+    CellKey, Control, Interval,
     cell::Outcome,
     control::SELECT_TGID,
     inflight::{FUNC_RWSEM_READ, FUNC_RWSEM_SPIN_ON_OWNER, FUNC_RWSEM_WRITE},
@@ -39,8 +39,11 @@ const OTHER: u64 = 0xffff_f000_0000_8000;
 struct Plain(Names, bool);
 
 impl Namer for Plain {
-    fn lock(&mut self, address: u64, _kind: u8) -> u32 {
+    fn lock(&mut self, _key: &CellKey, address: u64) -> u32 {
         address as u32
+    }
+    fn open_lock(&mut self, open: &Interval) -> u32 {
+        open.lock as u32
     }
     fn stack(&mut self, _hash: u64, _frames: &[u64]) -> (u32, u64) {
         (0, 0)

@@ -293,6 +293,18 @@ fn sigkill_of_lockscope_leaves_nothing_attached() {
 }
 
 #[test]
+fn locks_are_named_by_class_and_instance() {
+    needs_vm!("locks_are_named_by_class_and_instance");
+    let scratch = Scratch::new("vm-identity");
+    the_appenders_inode_is_right(&scratch, &["--pin", "--dir", MOUNT]);
+    let report = stress(&scratch, "mmap", &[], &["mmap", "--secs", "4", "--warmup=0"]);
+    assert_eq!(coverage(&report, "identity", "classes")["state"], "full");
+    let share = identified_share(&report);
+    println!("identified: {:.1} % of mmap's wait time", share * 100.0);
+    assert!(share >= 0.95, "{share}");
+}
+
+#[test]
 fn instructions_of_a_pair_under_icount() {
     needs_vm!("instructions_of_a_pair_under_icount");
     if std::env::var_os("LOCKSCOPE_ONLY").is_none() {

@@ -2,4 +2,5 @@
 
 pub mod contention;
 pub mod follow;
+pub mod peek;
 pub mod rwsem;

@@ -10,7 +10,7 @@ use crate::snapshot::{OpenWait, ProgramCost, Totals, kind_name, mode_letter};
 
 use super::finish::{Finish, owner};
 use super::gather::{Debt, Rows, between, ended, ended_ns, gather, settle_rows};
-use super::group::lock_name;
+use super::group::{class_of, lock_name};
 use super::settle::{clamp, pay};
 use super::window::{Moment, NameBook};
 use super::{Abilities, Bucket, GroupBy, Open, OutcomeCounts, OwnCost, ProgramShare, Row, Sums, Table};
@@ -137,7 +137,7 @@ fn open_wait(names: &NameBook, open: &OpenWait) -> Open {
     let owner_on_cpu = owner_on_cpu.flatten();
     Open {
         name: lock_name(names, open.lock, caller),
-        class: lock.and_then(|lock| lock.symbol.clone()),
+        class: lock.and_then(class_of),
         lock_id: lock.map(|lock| lock.lock_id.clone()),
         kind: kind_name(open.kind),
         mode: mode_letter(open.mode),

@@ -10,7 +10,7 @@ use profiler_common::{Kind, Mode, OwnerKind, cell::Outcome};
 use crate::snapshot::owner_kind;
 
 use super::gather::{Gathered, Rows, Share};
-use super::group::row_name;
+use super::group::{class_of, row_name};
 use super::settle::clamp;
 use super::window::{Moment, NameBook};
 use super::{
@@ -72,8 +72,8 @@ impl Finish<'_> {
         let caller = key.caller.and_then(|number| self.names.caller(number));
         Row {
             name: row_name(self.by, key, self.names, caller.or_else(|| self.main_caller(row))),
-            class: lock.and_then(|lock| lock.symbol.clone()),
-            instance: None,
+            class: lock.and_then(class_of),
+            instance: lock.and_then(|lock| lock.instance.clone()),
             lock_id: lock.map(|lock| lock.lock_id.clone()),
             kind: key.kind_word(),
             mode: key.mode_word(),

@@ -2,7 +2,7 @@
 //!
 //! Must not count anything.
 
-use crate::snapshot::{CellName, OpenWait, kind_name, mode_letter};
+use crate::snapshot::{CellName, LockName, OpenWait, kind_name, mode_letter};
 
 use super::window::NameBook;
 
@@ -96,15 +96,25 @@ impl RowKey {
     }
 }
 
-/// How a lock is shown: its symbol, else `~` and the function that waited for it, else its opaque name.
+/// A lock's class: structure and member, or a static lock's symbol.
+pub fn class_of(lock: &LockName) -> Option<String> {
+    lock.class.clone().or_else(|| lock.symbol.clone())
+}
+
+/// How a lock is shown: its class and instance, else `~` and the function that waited for it, else its opaque name.
 pub fn lock_name(names: &NameBook, lock: u32, caller: Option<&str>) -> String {
     let known = names.lock(lock);
-    match (known.and_then(|lock| lock.symbol.as_ref()), caller, known) {
-        (Some(symbol), _, _) => symbol.clone(),
+    match (known.and_then(full_name), caller, known) {
+        (Some(name), _, _) => name,
         (None, Some(caller), _) => format!("~{caller}"),
         (None, None, Some(lock)) => lock.lock_id.clone(),
         (None, None, None) => "lock without a name".to_string(),
     }
+}
+
+fn full_name(lock: &LockName) -> Option<String> {
+    let class = class_of(lock)?;
+    Some(lock.instance.as_ref().map_or(class.clone(), |instance| format!("{class} {instance}")))
 }
 
 /// How a row is shown. `caller` is the one that waited most, also where the grouping does not keep it.

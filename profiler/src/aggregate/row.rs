@@ -173,7 +173,7 @@ pub struct StackShare {
 pub struct Row {
     /// How the lock, or the group, is shown. A `~` before it marks a guess: the function that waited.
     pub name: String,
-    /// The lock's class, as far as it is known: a static lock's symbol.
+    /// The lock's class, as far as it is known: structure and member, or a static lock's symbol.
     pub class: Option<String>,
     /// Which one of the class; unknown until identity exists.
     pub instance: Option<String>,

@@ -38,7 +38,9 @@ fn names(cells: Vec<CellName>) -> Names {
     let stack =
         |id: u32| StackName { id, frames: vec![format!("f{id}+0x1")], caller: Some(format!("f{id}")) };
     Names {
-        locks: (1..4).map(|id| LockName { id, lock_id: format!("lock-{id}"), symbol: None }).collect(),
+        locks: (1..4)
+            .map(|id| LockName { id, lock_id: format!("lock-{id}"), ..LockName::default() })
+            .collect(),
         stacks: (1..4).map(stack).collect(),
         cells,
         processes: vec![ProcessName { tgid: 7, comm: b"seven".to_vec() }],

@@ -118,11 +118,13 @@ fn gap(kind: &str, reason: &str) -> String {
 /// What no row has yet, or not every row can have.
 fn standing_gaps(rows: &[Row]) -> Vec<(&'static str, String)> {
     let mut gaps = Vec::new();
-    if !rows.is_empty() {
-        gaps.push(("instance", "instances are not identified".to_string()));
+    if rows.iter().any(|row| row.instance.is_none()) {
+        let reason = "classes whose objects have no identity of their own have no instance, nor has a lock without a class";
+        gaps.push(("instance", reason.to_string()));
     }
     if rows.iter().any(|row| row.class.is_none()) {
-        gaps.push(("class", "only static locks have a class: their symbol".to_string()));
+        let reason = "not in an object of a known type, nor a symbol: kmalloc, per-CPU or module data";
+        gaps.push(("class", reason.to_string()));
     }
     if rows.iter().any(|row| row.caller.is_none()) {
         gaps.push((

@@ -26,7 +26,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { max_width: 110, max_rows: 20, details: 5, live: false }
+        Options { max_width: 130, max_rows: 20, details: 5, live: false }
     }
 }
 

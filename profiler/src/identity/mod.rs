@@ -1,32 +1,69 @@
-//! Names for what the maps hold as addresses: locks by kallsyms, stacks by function, processes by /proc.
+//! Names for what the maps hold as addresses: locks by class and instance, stacks by function, processes by /proc.
 //!
+//! A lock's class comes from the slab cache and offset that the kernel side found (`slabs`, `classes`), from a registry of
+//! kmalloc'ed objects, or from kallsyms; its instance from the inode or address space it lies in (`instances`).
 //! Kernel addresses end here: nothing that leaves this module holds one, unless the user asked for raw addresses.
 //! No counter is known here.
 
 use std::collections::HashMap;
 
-use profiler_common::key::OwnerKind;
+use profiler_common::{
+    CellKey, Interval,
+    key::{CACHE_INODE, CACHE_KMALLOC, CACHE_MM, NO_CLASS, OwnerKind},
+};
 
 use crate::{
-    kernel::kallsyms::Kallsyms,
+    kernel::{kallsyms::Kallsyms, memory::Memory, types::Types},
     snapshot::{CellName, LockName, Names, ProcessName, StackName, read::Namer},
 };
+
+pub mod classes;
+pub mod instances;
+pub mod registry;
+pub mod slabs;
+
+use registry::Registry;
+use slabs::Slabs;
+
+/// What it takes to say what lock an address is.
+pub struct Anatomy {
+    /// Reads kernel memory.
+    pub memory: Box<dyn Memory>,
+    /// The kernel's types.
+    pub types: Types,
+    /// The kernel's slab caches.
+    pub slabs: Slabs,
+    /// Known objects from kmalloc.
+    pub registry: Registry,
+}
+
+/// A lock apart from who waits for it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct LockKey {
+    lock: u64,
+    instance: u64,
+    offset: u32,
+    device: u32,
+    generation: u32,
+}
 
 /// Names given so far, and those not handed out yet.
 pub struct Identity {
     symbols: Option<Kallsyms>,
     raw_addresses: bool,
     new: Names,
-    locks: HashMap<u64, u32>,
+    anatomy: Option<Anatomy>,
+    locks: HashMap<LockKey, u32>,
     stacks: HashMap<u64, (u32, u64)>,
     processes: HashMap<u32, Vec<u8>>,
 }
 
 impl Identity {
     /// Names nothing by symbol until [`Namer::refresh`] has read them; shows addresses only if `raw_addresses`.
-    pub fn new(raw_addresses: bool) -> Self {
+    pub fn new(raw_addresses: bool, anatomy: Option<Anatomy>) -> Self {
         Identity {
             symbols: None,
+            anatomy,
             raw_addresses,
             new: Names::default(),
             locks: HashMap::new(),
@@ -35,11 +72,51 @@ impl Identity {
         }
     }
 
-    fn lock_name(&self, id: u32, address: u64) -> LockName {
+    fn number(&mut self, key: LockKey, address: u64, tgid: u32) -> u32 {
+        if let Some(id) = self.locks.get(&key) {
+            return *id;
+        }
+        let id = self.locks.len() as u32 + 1;
+        let name = self.lock_name(id, &key, address, tgid);
+        self.new.locks.push(name);
+        self.locks.insert(key, id);
+        id
+    }
+
+    fn lock_name(&self, id: u32, key: &LockKey, address: u64, tgid: u32) -> LockName {
         let lock_id = if self.raw_addresses { format!("{address:#x}") } else { format!("lock-{id}") };
         let symbol = self.symbols.as_ref().and_then(|symbols| symbols.data_symbol(address));
         let symbol = symbol.map(|symbol| with_offset(symbol.name, symbol.offset));
-        LockName { id, lock_id, symbol }
+        let (class, instance) = self.anatomy.as_ref().map_or((None, None), |anatomy| {
+            if key.offset == NO_CLASS {
+                anatomy.known(address, id)
+            } else {
+                self.of_cache(anatomy, key, tgid)
+            }
+        });
+        LockName { id, lock_id, symbol, class, instance }
+    }
+
+    /// Class and instance of a lock in an object of a slab cache.
+    fn of_cache(&self, anatomy: &Anatomy, key: &LockKey, tgid: u32) -> (Option<String>, Option<String>) {
+        let Some(cache) = anatomy.slabs.caches.get(&key.lock) else { return (None, None) };
+        let mut classes: Vec<String> = cache
+            .structures
+            .iter()
+            .filter_map(|structure| classes::class(&anatomy.types, structure, key.offset))
+            .collect();
+        classes.dedup();
+        let instance = match cache.info.kind {
+            CACHE_INODE => Some(instances::inode(key.instance, key.device, tgid)),
+            CACHE_MM => Some(instances::process(key.instance, &self.comm_of(key.instance as u32))),
+            _ => None,
+        };
+        let class = (1..=MOST_CANDIDATES).contains(&classes.len()).then(|| classes.join(" or "));
+        (class, instance)
+    }
+
+    fn comm_of(&self, tgid: u32) -> Vec<u8> {
+        self.processes.get(&tgid).cloned().or_else(|| read_comm(tgid)).unwrap_or_default()
     }
 
     /// The stack's name and a token of its caller: the start of the caller's function.
@@ -79,10 +156,10 @@ impl Identity {
             return;
         }
         let known = self.processes.get(&tgid);
-        let comm = match std::fs::read(format!("/proc/{tgid}/comm")) {
-            Ok(comm) => comm.strip_suffix(b"\n").unwrap_or(&comm).to_vec(),
-            Err(_) if known.is_some() => return,
-            Err(_) => fallback.to_vec(),
+        let comm = match read_comm(tgid) {
+            Some(comm) => comm,
+            None if known.is_some() => return,
+            None => fallback.to_vec(),
         };
         if known != Some(&comm) {
             self.new.processes.push(ProcessName { tgid, comm: comm.clone() });
@@ -92,15 +169,20 @@ impl Identity {
 }
 
 impl Namer for Identity {
-    fn lock(&mut self, address: u64, _kind: u8) -> u32 {
-        if let Some(id) = self.locks.get(&address) {
-            return *id;
-        }
-        let id = self.locks.len() as u32 + 1;
-        let name = self.lock_name(id, address);
-        self.new.locks.push(name);
-        self.locks.insert(address, id);
-        id
+    fn lock(&mut self, key: &CellKey, address: u64) -> u32 {
+        let lock = LockKey {
+            lock: key.lock,
+            instance: key.instance,
+            offset: key.offset,
+            device: key.device,
+            generation: key.generation,
+        };
+        self.number(lock, address, key.tgid)
+    }
+
+    fn open_lock(&mut self, open: &Interval) -> u32 {
+        let key = self.anatomy.as_ref().and_then(|anatomy| anatomy.identify(open.lock, open.tgid));
+        self.number(key.unwrap_or(LockKey::address(open.lock)), open.lock, open.tgid)
     }
 
     fn stack(&mut self, hash: u64, frames: &[u64]) -> (u32, u64) {
@@ -156,10 +238,75 @@ impl Namer for Identity {
     }
 
     fn take(&mut self) -> Names {
+        if let Some(anatomy) = &mut self.anatomy
+            && anatomy.registry.is_stale()
+        {
+            anatomy.registry = Registry::walk(&*anatomy.memory, &anatomy.types);
+        }
         std::mem::take(&mut self.new)
     }
 }
 
 fn with_offset(name: &str, offset: u64) -> String {
     if offset == 0 { name.to_owned() } else { format!("{name}+{offset:#x}") }
+}
+
+fn read_comm(tgid: u32) -> Option<Vec<u8>> {
+    let comm = std::fs::read(format!("/proc/{tgid}/comm")).ok()?;
+    Some(comm.strip_suffix(b"\n").unwrap_or(&comm).to_vec())
+}
+
+/// More candidates than this are no help: the lock stays without a class.
+const MOST_CANDIDATES: usize = 3;
+
+impl LockKey {
+    fn address(address: u64) -> LockKey {
+        LockKey { lock: address, instance: 0, offset: NO_CLASS, device: 0, generation: 0 }
+    }
+}
+
+impl Anatomy {
+    /// Class and instance of a lock in a registered object, or in a page's own structure: a page table's lock, of which
+    /// there is one for each page, told apart by the lock's number.
+    fn known(&self, address: u64, id: u32) -> (Option<String>, Option<String>) {
+        let Some((object, offset)) = self.registry.find(address) else {
+            let class = self.slabs.offset_in_page(address).and_then(|offset| self.page_class(offset));
+            return (class.clone(), class.map(|_| format!("no. {id}")));
+        };
+        let class = classes::class(&self.types, object.structure, offset);
+        let instance = class.is_some().then(|| format!("of {}", object.instance));
+        (class, instance)
+    }
+
+    fn page_class(&self, offset: u32) -> Option<String> {
+        ["ptdesc", "page"].iter().find_map(|structure| classes::class(&self.types, structure, offset))
+    }
+
+    /// What the kernel side would make of this address at the wait's end (profiler-ebpf/src/identity.rs).
+    fn identify(&self, address: u64, tgid: u32) -> Option<LockKey> {
+        let place = self.slabs.place(&*self.memory, address)?;
+        let info = self.slabs.caches.get(&place.cache)?.info;
+        let mut key = LockKey { lock: place.cache, offset: place.offset, ..LockKey::address(address) };
+        match info.kind {
+            CACHE_KMALLOC => return None,
+            CACHE_INODE => self.describe_inode(&mut key, place.object + u64::from(info.inode_offset))?,
+            CACHE_MM => key.instance = u64::from(self.owner_of(place.object).unwrap_or(tgid)),
+            _ => {}
+        }
+        Some(key)
+    }
+
+    fn describe_inode(&self, key: &mut LockKey, inode: u64) -> Option<()> {
+        let at = |path: &str| self.types.offset(path).ok();
+        key.instance = self.memory.word(inode + at("inode.i_ino")?)?;
+        key.generation = self.memory.half(inode + at("inode.i_generation")?)?;
+        let sb = self.memory.word(inode + at("inode.i_sb")?)?;
+        key.device = self.memory.half(sb + at("super_block.s_dev")?)?;
+        Some(())
+    }
+
+    fn owner_of(&self, mm: u64) -> Option<u32> {
+        let owner = self.memory.word(mm + self.types.offset("mm_struct.owner").ok()?)?;
+        self.memory.half(owner + self.types.offset("task_struct.tgid").ok()?)
+    }
 }

@@ -6,3 +6,5 @@
 pub mod btf;
 pub mod features;
 pub mod kallsyms;
+pub mod memory;
+pub mod types;

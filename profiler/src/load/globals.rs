@@ -26,6 +26,7 @@ pub struct Values {
 pub fn values(options: &Options, btf: Option<&Btf>, features: &Features) -> Values {
     let offset = |path: &str| btf.and_then(|btf| btf.offset(path).ok()).unwrap_or(ABSENT);
     let size = |name: &str| btf.and_then(|btf| btf.size_of(name).ok()).unwrap_or(0);
+    let enumerator = |name: &str| btf.and_then(|btf| btf.enumerator(name));
     let sizes = &options.sizes;
     let words = vec![
         ("CELLS_PER_CPU", sizes.cells),
@@ -40,6 +41,17 @@ pub fn values(options: &Options, btf: Option<&Btf>, features: &Features) -> Valu
         ("OFF_MUTEX_OWNER", offset("mutex.owner")),
         ("OFF_TASK_TGID", offset("task_struct.tgid")),
         ("OFF_TASK_ON_CPU", offset("task_struct.on_cpu")),
+        ("OFF_PAGE_HEAD", offset("page.compound_head")),
+        ("OFF_PAGE_FLAGS", offset("page.flags")),
+        ("OFF_PAGE_TYPE", offset("page.page_type")),
+        ("OFF_SLAB_CACHE", offset("slab.slab_cache")),
+        ("PAGE_TYPE_SLAB", enumerator("PGTY_slab").unwrap_or(ABSENT)),
+        ("PAGE_FLAG_SLAB", enumerator("PG_slab").unwrap_or(0)),
+        ("OFF_INODE_NUMBER", offset("inode.i_ino")),
+        ("OFF_INODE_GENERATION", offset("inode.i_generation")),
+        ("OFF_INODE_SB", offset("inode.i_sb")),
+        ("OFF_SB_DEV", offset("super_block.s_dev")),
+        ("OFF_MM_OWNER", offset("mm_struct.owner")),
         ("OFF_TASK_SIGNAL", offset("task_struct.signal")),
         ("OFF_SIGNAL_LIVE", offset("signal_struct.live")),
         ("SIZE_RWSEM", size("rw_semaphore")),

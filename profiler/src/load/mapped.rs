@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use profiler_common::{
-    Cell, Control, Interval, Letter, first_sight::MailboxEnds, hist::STRIDE, limits::DEPTH, loss::COUNTERS,
+    Cell, Control, Interval, Letter, first_sight::MailboxEnds, hist::STRIDE, limits::DEPTH,
+    limits::PEEK_BYTES, loss::COUNTERS,
 };
 
 /// Types that any bytes are a value of, and whose size is the map's stride.
@@ -32,6 +33,8 @@ unsafe impl Plain for [Interval; DEPTH] {}
 unsafe impl Plain for [u32; STRIDE] {}
 // SAFETY: as above.
 unsafe impl Plain for [u64; COUNTERS] {}
+// SAFETY: as above.
+unsafe impl Plain for [u64; 1 + PEEK_BYTES / 8] {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
 

@@ -12,13 +12,14 @@ use aya::{
     maps::{CgroupArray, HashMap, MapData},
     programs::RawTracePoint,
 };
-use profiler_common::{CellKey, CellRef, Control};
+use profiler_common::{CellKey, CellRef, Control, key::CacheInfo};
 
 use crate::kernel::{btf::Btf, features::Features};
 
 pub mod attach;
 pub mod globals;
 pub mod mapped;
+pub mod peek;
 pub mod raw;
 pub mod sizes;
 
@@ -34,7 +35,7 @@ pub const OBJECT: &[u8] =
 pub const OBJECT_VARIABLE: &str = "LOCKSCOPE_BPF_OBJECT";
 
 /// The layout of profiler-common that this program knows; an object with another one is refused.
-const ABI: &str = "LOCKSCOPE_ABI_1";
+const ABI: &str = "LOCKSCOPE_ABI_2";
 
 /// `Level::Info` of aya-log-common.
 const LOG_INFO: u8 = 3;
@@ -77,7 +78,7 @@ impl Loaded {
         for (name, value) in &values.words {
             loader.override_global(name, value, true);
         }
-        loader.override_global(ABI, &1u32, true);
+        loader.override_global(ABI, &2u32, true);
         loader.override_global("HANDOFF_NS", &values.handoff_ns, true);
         loader.override_global("AYA_LOG_LEVEL", &log_level, false);
         let ebpf = loader.load(&elf).context("creating the BPF maps")?;
@@ -120,6 +121,28 @@ impl Loaded {
     pub fn tgids(&mut self) -> Result<HashMap<&mut MapData, u32, u32>> {
         let map = self.ebpf.map_mut("TGIDS").ok_or_else(|| anyhow!("the object has no map TGIDS"))?;
         Ok(HashMap::try_from(map)?)
+    }
+
+    /// Tells the kernel side of slab caches.
+    ///
+    /// # Errors
+    /// When the map is full, or the kernel refuses it.
+    pub fn tell_caches(&mut self, caches: &[(u64, CacheInfo)]) -> Result<()> {
+        let map = self.ebpf.map_mut("CACHES").ok_or_else(|| anyhow!("the object has no map CACHES"))?;
+        let mut map: HashMap<&mut MapData, u64, PodCache> = HashMap::try_from(map)?;
+        for (address, info) in caches {
+            map.insert(address, PodCache(*info), 0).context("telling the kernel side of a slab cache")?;
+        }
+        Ok(())
+    }
+
+    /// What reads kernel memory.
+    ///
+    /// # Errors
+    /// When the kernel refuses the program.
+    pub fn peek(&mut self) -> Result<peek::Peek> {
+        let program = self.load_raw_tracepoint("peek")?.fd()?.as_fd().try_clone_to_owned()?;
+        Ok(peek::Peek::new(program, self.mapped("PEEK", 1)?))
     }
 
     /// Puts a cgroup's directory into the array of selected cgroups.
@@ -190,7 +213,13 @@ pub struct PodKey(pub CellKey);
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct PodRef(pub CellRef);
+/// [`CacheInfo`] as aya wants it.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct PodCache(pub CacheInfo);
 // SAFETY: `repr(C)` integers without hidden padding; their sizes are asserted in profiler-common.
+unsafe impl aya::Pod for PodCache {}
+// SAFETY: as above.
 unsafe impl aya::Pod for PodKey {}
 // SAFETY: as above.
 unsafe impl aya::Pod for PodRef {}

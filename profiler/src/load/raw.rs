@@ -151,6 +151,18 @@ pub fn attach(program: BorrowedFd<'_>, tracing: Tracing, cookie: u64) -> io::Res
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
 }
 
+/// Runs a raw tracepoint program once, here and now, with these arguments.
+///
+/// # Errors
+/// The kernel's error.
+pub fn test_run(program: BorrowedFd<'_>, args: &[u64; 12]) -> io::Result<()> {
+    let mut attr = zeroed();
+    attr.test.prog_fd = program.as_raw_fd() as u32;
+    attr.test.ctx_in = args.as_ptr() as u64;
+    attr.test.ctx_size_in = mem::size_of_val(args) as u32;
+    bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr).map(drop)
+}
+
 /// What the kernel says of a loaded program.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProgramInfo {

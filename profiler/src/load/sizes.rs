@@ -7,7 +7,7 @@ use profiler_common::{
     Cell, CellKey, CellRef, Interval, Letter,
     first_sight::MailboxEnds,
     hist::STRIDE,
-    limits::{CELL_ROUND, DEPTH, FAMILIES, MAX_FRAMES, MAX_TGIDS, RESERVED_CELLS},
+    limits::{CELL_ROUND, DEPTH, FAMILIES, MAX_CACHES, MAX_FRAMES, MAX_TGIDS, RESERVED_CELLS},
     loss::COUNTERS,
 };
 
@@ -104,8 +104,8 @@ impl Sizes {
     pub fn bytes(&self) -> u64 {
         let per_cpu = bytes_of::<[Interval; DEPTH]>()
             + COUNTERS as u64 * 8
-            + u64::from(FAMILIES) * MAX_FRAMES as u64 * 8;
-        let fixed = u64::from(MAX_TGIDS) * (8 + HASH_OVERHEAD) + 4096;
+            + u64::from(FAMILIES) * (MAX_FRAMES as u64 * 8 + 64);
+        let fixed = (u64::from(MAX_TGIDS) + u64::from(MAX_CACHES)) * (24 + HASH_OVERHEAD) + 8192;
         self.mailbox_bytes()
             + self.cell_bytes()
             + self.hist_bytes()
@@ -115,7 +115,7 @@ impl Sizes {
     }
 
     /// The name and number of entries of each map whose size depends on the host.
-    pub fn entries(&self) -> [(&'static str, u32); 10] {
+    pub fn entries(&self) -> [(&'static str, u32); 11] {
         [
             ("CELL_OF", self.keys()),
             ("CELLS", self.cpus * self.cells),
@@ -127,6 +127,7 @@ impl Sizes {
             ("MAILBOX_ENDS", self.cpus),
             ("COUNTERS", self.cpus),
             ("SCRATCH", self.cpus * FAMILIES),
+            ("PAGES", self.cpus * FAMILIES),
         ]
     }
 }

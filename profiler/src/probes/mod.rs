@@ -10,8 +10,9 @@ pub use spec::{Attachment, Hook, ProbeSpec, Target};
 /// Every probe, in the order in which they are attached.
 pub const ALL: [&ProbeSpec; 2] = [&contention::SPEC, &rwsem::SPEC];
 
-/// Programs of the object that no probe attaches: by tests (`drive_*`), or to follow a command (`follow_*`).
-pub const UNATTACHED: [&str; 4] = ["drive_entry", "drive_exit", "follow_fork", "follow_exit"];
+/// Programs of the object that no probe attaches: for tests (`drive_*`), to follow a command (`follow_*`), and to read kernel
+/// memory by BPF_PROG_TEST_RUN (`peek`).
+pub const UNATTACHED: [&str; 5] = ["drive_entry", "drive_exit", "follow_fork", "follow_exit", "peek"];
 
 /// The probe with this id.
 pub fn by_id(id: &str) -> Option<&'static ProbeSpec> {

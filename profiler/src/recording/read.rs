@@ -170,7 +170,7 @@ mod tests {
                 workload: 0,
             };
             let names = Names {
-                locks: vec![LockName { id: tick, lock_id: format!("lock-{tick}"), symbol: None }],
+                locks: vec![LockName { id: tick, lock_id: format!("lock-{tick}"), ..LockName::default() }],
                 cells: vec![cell],
                 processes: vec![ProcessName { tgid: tick, comm: b"\xff\x1b".to_vec() }],
                 ..Names::default()

@@ -155,6 +155,10 @@ pub struct LockName {
     pub lock_id: String,
     /// kallsyms' name of a static lock, with an offset if the lock lies inside.
     pub symbol: Option<String>,
+    /// Structure and member: `inode.i_rwsem`; `A or B` when the kernel merged their caches.
+    pub class: Option<String>,
+    /// Which object of the class, in words that follow the class: `ino 1234 of 8:1`. Untrusted.
+    pub instance: Option<String>,
 }
 
 /// A stack, innermost frame first.

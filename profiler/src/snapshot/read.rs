@@ -30,8 +30,10 @@ const SURELY_INSIDE_NS: u64 = 1_000_000_000;
 
 /// Gives numbers to what the maps only hold as addresses.
 pub trait Namer: Send {
-    /// The number of a lock.
-    fn lock(&mut self, address: u64, kind: u8) -> u32;
+    /// The number of a lock by its key; `address` is where it was at this wait.
+    fn lock(&mut self, key: &CellKey, address: u64) -> u32;
+    /// The number of the lock of a wait in progress, of which the address is all that is known.
+    fn open_lock(&mut self, open: &Interval) -> u32;
     /// The number of a stack, and a token that is the same for stacks of the same caller.
     fn stack(&mut self, hash: u64, frames: &[u64]) -> (u32, u64);
     /// Notes a process's name.
@@ -84,6 +86,9 @@ struct Place {
 struct RowKey {
     lock: u64,
     instance: u64,
+    offset: u32,
+    device: u32,
+    generation: u32,
     caller: u64,
     kind: u8,
     mode: u8,
@@ -341,7 +346,7 @@ impl Reader {
 
     fn name_cell(&mut self, id: CellId, row: u32, letter: &Letter) {
         let key = &letter.key;
-        let lock = self.namer.lock(key.lock, key.kind);
+        let lock = self.namer.lock(key, letter.address);
         let (stack, _) = self.namer.stack(key.stack, frames_of(letter));
         self.namer.cell(CellName {
             id,
@@ -362,6 +367,9 @@ impl Reader {
         let row_key = RowKey {
             lock: key.lock,
             instance: key.instance,
+            offset: key.offset,
+            device: key.device,
+            generation: key.generation,
             caller,
             kind: key.kind,
             mode: key.mode,
@@ -563,7 +571,7 @@ impl Reader {
 
     fn name_open_wait(&mut self, open: &Interval, now_ns: u64) -> OpenWait {
         OpenWait {
-            lock: self.namer.lock(open.lock, open.kind),
+            lock: self.namer.open_lock(open),
             kind: open.kind,
             mode: open.mode,
             tid: open.tid,

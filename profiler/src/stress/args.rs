@@ -14,23 +14,44 @@ pub enum Preset {
     DioAppend,
     /// Threads mapping and unmapping in one address space: contends on `mmap_lock`
     Mmap,
+    /// Goes round the inodes of K inode-table blocks on one CPU: K = 17 overruns its 16 buffer-head slots
+    LruCliff,
+    /// Files created, looked at and removed, as mdtest does: 3 journal handles each, directory lock when shared
+    Meta,
+    /// Files created and removed in a large directory that others list: contends on the directory's `i_rwsem`
+    DirReaders,
+    /// Files replaced all over the inode table with a 4 MiB journal: waits for checkpoints
+    Jbd2Tiny,
+    /// Appends with fsync: waits for commits
+    Jbd2Fsync,
+    /// Files created in directories with the dirsync attribute: sleeps to share commits, inside the create
+    Jbd2Dirsync,
 }
+
+const PRESETS: [(Preset, &str, u32); 8] = [
+    (Preset::DioAppend, "dio-append", 1),
+    (Preset::Mmap, "mmap", 4),
+    (Preset::LruCliff, "lru-cliff", 1),
+    (Preset::Meta, "meta", 4),
+    (Preset::DirReaders, "dir-readers", 1),
+    (Preset::Jbd2Tiny, "jbd2-tiny", 4),
+    (Preset::Jbd2Fsync, "jbd2-fsync", 4),
+    (Preset::Jbd2Dirsync, "jbd2-dirsync", 2),
+];
 
 impl Preset {
     /// The name used on the command line and in reports.
     pub fn name(self) -> &'static str {
-        match self {
-            Preset::DioAppend => "dio-append",
-            Preset::Mmap => "mmap",
-        }
+        self.row().map_or("?", |(_, name, _)| name)
     }
 
     /// Threads of the writing role when `--threads` is not given.
     pub fn default_threads(self) -> u32 {
-        match self {
-            Preset::DioAppend => 1,
-            Preset::Mmap => 4,
-        }
+        self.row().map_or(1, |(_, _, threads)| *threads)
+    }
+
+    fn row(self) -> Option<&'static (Preset, &'static str, u32)> {
+        PRESETS.iter().find(|(preset, _, _)| *preset == self)
     }
 }
 
@@ -57,17 +78,19 @@ pub struct StressArgs {
     /// Seconds run but not counted
     #[arg(long, value_name = "SECS", default_value_t = 1.0)]
     pub warmup: f64,
-    /// Threads of the writing role (dio-append: 1, mmap: 4); a list a,b,c runs each in turn
-    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Threads of the writing role (dio-append, lru-cliff, dir-readers: 1, jbd2-dirsync: 2, others: 4); a list
+    /// a,b,c runs each in turn
+    #[arg(long, visible_alias = "tasks", value_name = "N[,N...]", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Vec<u32>,
-    /// Reading threads (dio-append; default 1)
+    /// Reading threads (dio-append, dir-readers; default 1)
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(0..=1024))]
     pub readers: Option<u32>,
     /// Open loop: start this many operations a second in the writing role, shared by its threads;
     /// latency is then counted from the intended start
     #[arg(long, value_name = "OPS", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     pub rate: Option<u64>,
-    /// Same work on disjoint objects: what remains slow is not this lock
+    /// The same work without what makes it wait (on disjoint objects; jbd2-*: a roomy journal, nothing to commit):
+    /// what remains slow is not this lock
     #[arg(long)]
     pub control: bool,
     /// JSON instead of text (one object; a list for several --threads values)
@@ -79,10 +102,26 @@ pub struct StressArgs {
     /// Pin thread i to CPU i mod n
     #[arg(long)]
     pub pin: bool,
-    /// Use this directory; refused unless it is on a loop or RAM device (dio-append)
+    /// lru-cliff: inodes to go round, each in an inode-table block of its own (default 17)
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub blocks: Option<u32>,
+    /// Entries that are in the directories beforehand (meta: 0, dir-readers: 20000)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=200_000))]
+    pub dirsize: Option<u32>,
+    /// meta: exactly N files in each thread, counted from the first, instead of a time
+    #[arg(long, value_name = "N", conflicts_with_all = ["secs", "warmup"])]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub files: Option<u32>,
+    /// meta: all threads in one directory (the default)
+    #[arg(long, conflicts_with_all = ["private", "control"])]
+    pub shared: bool,
+    /// meta: a directory for each thread; the same as --control
+    #[arg(long)]
+    pub private: bool,
+    /// Use this directory; refused unless it is on a loop or RAM device (not mmap)
     #[arg(long, value_name = "DIR", conflicts_with = "device")]
     pub dir: Option<PathBuf>,
-    /// What the file system it makes stands on (dio-append; default auto)
+    /// What the file system it makes stands on (not mmap; default auto)
     #[arg(long, value_enum)]
     pub device: Option<DeviceChoice>,
 }
@@ -99,11 +138,29 @@ impl StressArgs {
         ensure!((0.0..=600.0).contains(&self.warmup), "--warmup must be 0 to 600");
         ensure!(self.threads.len() <= 64, "--threads takes at most 64 values");
         ensure!(self.threads.iter().all(|n| (1..=1024).contains(n)), "--threads must be 1 to 1024");
-        let files = self.readers.is_some() || self.dir.is_some() || self.device.is_some();
-        if self.preset == Preset::Mmap && files {
-            bail!("--readers, --dir and --device do not apply to the mmap preset");
+        match self.stranger() {
+            Some(option) => bail!("{option} does not apply to the {} preset", self.preset.name()),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    /// An option given that the preset has no use for.
+    fn stranger(&self) -> Option<&'static str> {
+        use Preset::{DioAppend, DirReaders, LruCliff, Meta, Mmap};
+        let is = |presets: &[Preset]| presets.contains(&self.preset);
+        [
+            ("--readers", self.readers.is_some(), is(&[DioAppend, DirReaders])),
+            ("--dir", self.dir.is_some(), !is(&[Mmap])),
+            ("--device", self.device.is_some(), !is(&[Mmap])),
+            ("--blocks", self.blocks.is_some(), is(&[LruCliff])),
+            ("--dirsize", self.dirsize.is_some(), is(&[Meta, DirReaders])),
+            ("--files", self.files.is_some(), is(&[Meta])),
+            ("--shared", self.shared, is(&[Meta])),
+            ("--private", self.private, is(&[Meta])),
+        ]
+        .into_iter()
+        .find(|(_, given, applies)| *given && !applies)
+        .map(|(option, _, _)| option)
     }
 }
 
@@ -137,5 +194,18 @@ mod tests {
         assert!(parse(&["mmap", "--secs", "nan"]).unwrap().check().is_err());
         assert!(parse(&["mmap", "--readers", "2"]).unwrap().check().is_err());
         assert!(parse(&["dio-append", "--dir", "/x", "--device", "ram"]).is_err());
+        assert!(parse(&["meta", "--files", "5", "--secs", "2"]).is_err());
+        assert!(parse(&["meta", "--files", "5"]).unwrap().check().is_ok());
+        assert!(parse(&["meta", "--shared", "--control"]).is_err());
+        let refusal = parse(&["jbd2-tiny", "--blocks", "5"]).unwrap().check().unwrap_err().to_string();
+        assert_eq!(refusal, "--blocks does not apply to the jbd2-tiny preset");
+    }
+
+    #[test]
+    fn every_preset_is_called_what_the_command_line_calls_it() {
+        for preset in Preset::value_variants() {
+            assert_eq!(preset.to_possible_value().unwrap().get_name(), preset.name());
+            assert_eq!(PRESETS.iter().filter(|(p, _, _)| p == preset).count(), 1);
+        }
     }
 }

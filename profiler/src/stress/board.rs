@@ -36,7 +36,7 @@ impl Window {
             self.until.store(1, Relaxed);
             self.origin.store(1, Release);
         } else {
-            self.until.fetch_min(clock::now(), Relaxed);
+            self.stop_at(clock::now());
         }
     }
 
@@ -65,10 +65,15 @@ impl Window {
         moment >= self.from.load(Relaxed)
     }
 
-    /// Seconds measured; none when the run ended within the warm-up.
-    pub fn seconds(&self) -> Option<f64> {
-        let ns = self.until.load(Relaxed).checked_sub(self.from.load(Relaxed))?;
-        (ns > 0 && self.from.load(Relaxed) > 0).then_some(ns as f64 / 1e9)
+    /// Ends the measured time at `moment`, if it has not ended before.
+    pub fn stop_at(&self, moment: u64) {
+        self.until.fetch_min(moment, Relaxed);
+    }
+
+    /// From when until when operations counted; none when the run ended within the warm-up.
+    pub fn span(&self) -> Option<(u64, u64)> {
+        let (from, until) = (self.from.load(Relaxed), self.until.load(Relaxed));
+        (from > 0 && until > from).then_some((from, until))
     }
 }
 
@@ -130,7 +135,7 @@ mod tests {
         let board = Board::new(1).unwrap();
         board.window().open(60_000_000_000, 1);
         board.window().close();
-        assert_eq!(board.window().seconds(), None);
+        assert_eq!(board.window().span(), None);
     }
 
     #[test]
@@ -138,7 +143,7 @@ mod tests {
         let board = Board::new(3).unwrap();
         board.window().close();
         assert!(board.window().wait_for_start() >= board.window().until());
-        assert_eq!(board.window().seconds(), None);
+        assert_eq!(board.window().span(), None);
         assert_eq!(board.gauges().len(), 3);
     }
 }

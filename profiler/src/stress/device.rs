@@ -12,9 +12,11 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use serde_json::{Value, json};
 
-use super::args::DeviceChoice;
+use super::args::{DeviceChoice, StressArgs};
 use super::fault::HostCannot;
+use super::geometry::Geometry;
 use super::mountinfo::{self, Mount};
 use super::tool::tool;
 use super::undo::{Made, Undo};
@@ -25,27 +27,66 @@ const WANTED_BYTES: u64 = 512 * MIB;
 /// Below this ext4's journal leaves too little to append to.
 const LEAST_BYTES: u64 = 96 * MIB;
 
+/// How a file system of ours is made: words for mkfs.ext4.
+#[derive(Clone, Copy)]
+pub(super) struct Mkfs(&'static [&'static str]);
+
+impl Mkfs {
+    /// As the distribution has it.
+    pub const PLAIN: Self = Self(&[]);
+    /// Nothing left to be initialised beside the load; blocks and inodes of the usual sizes. No more inodes than
+    /// needed: the check sum of a group's whole inode bitmap is made under its spin lock, at every creation.
+    pub const EXACT: Self = Self(&EXACT);
+    /// The same with the smallest journal there is: it must be checkpointed all the time.
+    pub const TINY_JOURNAL: Self = Self(&TINY_JOURNAL);
+}
+
+const EXACT: [&str; 8] =
+    ["-b", "4096", "-I", "256", "-N", "32768", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
+const TINY_JOURNAL: [&str; 10] = {
+    let [a, b, c, d, e, f, g, h] = EXACT;
+    [a, b, c, d, e, f, g, h, "-J", "size=4"]
+};
+
 /// A directory to work in. Dropping it removes whatever was made for it.
 pub(super) struct Ground {
     pub dir: PathBuf,
     pub mount: Mount,
+    /// None where the device cannot be read.
+    pub geometry: Option<Geometry>,
+    made: bool,
     _undo: Undo,
 }
 
 impl Ground {
-    /// Makes a device and a file system, or takes `given` if that is on a loop or RAM device.
-    pub fn prepare(given: Option<&Path>, choice: DeviceChoice) -> anyhow::Result<Self> {
-        if given.is_none() {
-            need_root()?;
+    /// Makes a device and a file system, or takes the directory given if that is on a loop or RAM device.
+    pub fn prepare(args: &StressArgs, mkfs: Mkfs) -> anyhow::Result<Self> {
+        if let Some(dir) = &args.dir {
+            return in_given(dir);
         }
-        match (given, choice) {
-            (Some(dir), _) => in_given(dir),
-            (None, DeviceChoice::Loop) => on_loop(),
-            (None, DeviceChoice::Ram) => on_ram(),
-            (None, DeviceChoice::Auto) => {
-                on_loop().or_else(|no_loop| on_ram().map_err(|no_ram| neither(&no_loop, &no_ram)))
+        need_root()?;
+        match args.device.unwrap_or(DeviceChoice::Auto) {
+            DeviceChoice::Loop => on_loop(mkfs),
+            DeviceChoice::Ram => on_ram(mkfs),
+            DeviceChoice::Auto => {
+                on_loop(mkfs).or_else(|no_loop| on_ram(mkfs).map_err(|no_ram| neither(&no_loop, &no_ram)))
             }
         }
+    }
+
+    /// The device, for reports.
+    pub fn describe(&self) -> Value {
+        let (major, minor) = self.mount.number;
+        json!({
+            "kind": self.mount.kind(),
+            "source": self.mount.source,
+            "number": format!("{major}:{minor}"),
+            "fs": self.mount.fs,
+            "made": self.made,
+            "block_bytes": self.geometry.map(|g| g.block_bytes),
+            "inode_bytes": self.geometry.map(|g| g.inode_bytes),
+            "journal_blocks": self.geometry.and_then(|g| g.journal_blocks),
+        })
     }
 
     /// Bytes an ordinary user could still write there.
@@ -60,9 +101,11 @@ impl Ground {
         Ok(stat.f_bavail * stat.f_frsize)
     }
 
-    fn new(dir: PathBuf, undo: Undo) -> anyhow::Result<Self> {
+    fn new(dir: PathBuf, made: bool, undo: Undo) -> anyhow::Result<Self> {
         let mount = mountinfo::admit(&mountinfo::read()?, number_of(&dir)?)?;
-        Ok(Self { dir, mount, _undo: undo })
+        // Only some presets need it, and they say so: without root a device cannot be read.
+        let geometry = Geometry::of(&mount.source).ok();
+        Ok(Self { dir, mount, geometry, made, _undo: undo })
     }
 }
 
@@ -83,10 +126,10 @@ fn in_given(dir: &Path) -> anyhow::Result<Ground> {
     let mut undo = Undo::default();
     let own = fresh_dir(&dir)?;
     undo.made(Made::Tree(own.clone()));
-    Ground::new(own, undo)
+    Ground::new(own, false, undo)
 }
 
-fn on_loop() -> anyhow::Result<Ground> {
+fn on_loop(mkfs: Mkfs) -> anyhow::Result<Ground> {
     let bytes = fitting_bytes(&fs::read_to_string("/proc/meminfo").context("reading /proc/meminfo")?)?;
     let mut undo = Undo::default();
     let base = fresh_base(&mut undo)?;
@@ -96,10 +139,10 @@ fn on_loop() -> anyhow::Result<Ground> {
     fs::File::create_new(&image).and_then(|f| f.set_len(bytes)).context("the loop device's file")?;
     let device = attach(&image)?;
     undo.made(Made::Loop(device.clone(), image));
-    make_ext4(&device, &point, &mut undo)?;
+    make_ext4(mkfs, &device, &point, &mut undo)?;
     // Lazy: the device frees itself at the unmount, even when this process can no longer see to it.
     tool("losetup", &["-d", &device])?;
-    Ground::new(point, undo)
+    Ground::new(point, true, undo)
 }
 
 fn attach(image: &Path) -> anyhow::Result<String> {
@@ -107,14 +150,14 @@ fn attach(image: &Path) -> anyhow::Result<String> {
         .map_err(|error| HostCannot(format!("{error:#}")).into())
 }
 
-fn on_ram() -> anyhow::Result<Ground> {
+fn on_ram(mkfs: Mkfs) -> anyhow::Result<Ground> {
     let mut undo = Undo::default();
     let device = blank_ram(&mut undo)?;
     let base = fresh_base(&mut undo)?;
     undo.made(Made::RamHead(device.clone()));
     let point = base.join("fs");
-    make_ext4(&device, &point, &mut undo)?;
-    Ground::new(point, undo)
+    make_ext4(mkfs, &device, &point, &mut undo)?;
+    Ground::new(point, true, undo)
 }
 
 /// A RAM disk that nobody uses: an existing one that is large, unmounted, unopened and blank, else a new one.
@@ -142,8 +185,8 @@ fn is_blank_ram(i: u32) -> io::Result<bool> {
     Ok(head.iter().all(|byte| *byte == 0))
 }
 
-fn make_ext4(device: &str, point: &Path, undo: &mut Undo) -> anyhow::Result<()> {
-    tool("mkfs.ext4", &["-q", "-F", device])?;
+fn make_ext4(mkfs: Mkfs, device: &str, point: &Path, undo: &mut Undo) -> anyhow::Result<()> {
+    tool("mkfs.ext4", &[&["-q", "-F"], mkfs.0, &[device]].concat())?;
     fs::create_dir(point).context("mount point")?;
     // On a loop device the point goes with the tmpfs; removing it here as well keeps one order for both.
     undo.made(Made::Dir(point.to_owned()));
@@ -226,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_directory_without_a_loop_or_ram_device_is_refused() {
-        let refusal = Ground::prepare(Some(Path::new("/proc")), DeviceChoice::Auto).err().unwrap();
+        let refusal = in_given(Path::new("/proc")).err().unwrap();
         assert!(!refusal.is::<HostCannot>(), "exit code 2, not 3");
         assert!(format!("{refusal:#}").contains("refuses anything but a loop or RAM device"), "{refusal:#}");
     }

@@ -12,9 +12,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use super::args::{DeviceChoice, StressArgs};
+use super::args::StressArgs;
 use super::clock::Pace;
-use super::device::Ground;
+use super::device::{Ground, Mkfs};
 use super::fault::{Fault, HostCannot, Step};
 use super::report::{self, Report};
 use super::run::{self, Crew, Lane, Plan, Work};
@@ -35,7 +35,7 @@ struct Block([u8; BLOCK]);
 
 /// Runs the preset once per thread count, on one device.
 pub(super) fn measure(args: &StressArgs) -> anyhow::Result<Vec<Report>> {
-    let ground = Ground::prepare(args.dir.as_deref(), args.device.unwrap_or(DeviceChoice::Auto))?;
+    let ground = Ground::prepare(args, Mkfs::PLAIN)?;
     let files = Files::prepare(&ground, args.control, args.seed)?;
     announce(&ground, &files)?;
     let plan = Plan::new(args, Crew::Threads);
@@ -55,19 +55,12 @@ pub(super) fn measure(args: &StressArgs) -> anyhow::Result<Vec<Report>> {
 
 /// Says where the lock is before the load begins, for whoever has a profiler to point at it.
 fn announce(ground: &Ground, files: &Files) -> anyhow::Result<()> {
-    let ((major, minor), inode) = (ground.mount.number, files.tail.file.metadata()?.ino());
-    let Ground { dir, mount, .. } = ground;
-    eprintln!(
-        "lockscope stress: {}/app on {} {} ({major}:{minor}), inode {inode}",
-        dir.display(),
-        mount.fs,
-        mount.source
-    );
+    let inode = files.tail.file.metadata()?.ino();
+    eprintln!("lockscope stress: {}/app on {}, inode {inode}", ground.dir.display(), ground.mount);
     Ok(())
 }
 
 fn parameters(args: &StressArgs, ground: &Ground, files: &Files, cuts: u64) -> anyhow::Result<Value> {
-    let (major, minor) = ground.mount.number;
     let read_inode = files.read.metadata()?.ino();
     Ok(json!({
         "readers": readers(args),
@@ -75,13 +68,7 @@ fn parameters(args: &StressArgs, ground: &Ground, files: &Files, cuts: u64) -> a
         "base_bytes": BASE_BYTES,
         "limit_bytes": files.tail.limit.load(Relaxed),
         "cuts": cuts,
-        "device": {
-            "kind": ground.mount.kind(),
-            "source": ground.mount.source,
-            "number": format!("{major}:{minor}"),
-            "fs": ground.mount.fs,
-            "made": args.dir.is_none(),
-        },
+        "device": ground.describe(),
         "file": { "path": ground.dir.join("app"), "inode": files.tail.file.metadata()?.ino() },
         "read_file": { "inode": read_inode, "same": !args.control },
     }))
@@ -92,23 +79,14 @@ fn readers(args: &StressArgs) -> u32 {
 }
 
 fn lanes(args: &StressArgs, threads: u32, files: &Files) -> Vec<Lane> {
-    let appender = |i| Lane {
-        role: "appender",
-        pace: args.rate.map(|rate| Pace::new(rate, threads, i)),
-        work: Box::new(Appender {
-            tail: Arc::clone(&files.tail),
-            block: filled(args.seed, i),
-            retried: false,
-        }),
+    let appender = |i| {
+        let (tail, block) = (Arc::clone(&files.tail), filled(args.seed, i));
+        let pace = args.rate.map(|rate| Pace::new(rate, threads, i));
+        Lane { pace, ..Lane::new("appender", Appender { tail, block, retried: false }) }
     };
-    let reader = |i| Lane {
-        role: "reader",
-        pace: None,
-        work: Box::new(Reader {
-            file: Arc::clone(&files.read),
-            block: filled(0, 0),
-            offsets: Stream::new(args.seed, 1 + u64::from(i)),
-        }),
+    let reader = |i| {
+        let offsets = Stream::new(args.seed, 1 + u64::from(i));
+        Lane::new("reader", Reader { file: Arc::clone(&files.read), block: filled(0, 0), offsets })
     };
     (0..threads).map(appender).chain((0..readers(args)).map(reader)).collect()
 }

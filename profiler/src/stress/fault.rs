@@ -31,9 +31,16 @@ pub(super) enum Step {
     Map,
     Protect,
     Unmap,
+    Create,
+    Stat,
+    Remove,
+    Link,
+    List,
+    Touch,
+    Sync,
 }
 
-const STEPS: [(Step, &str); 7] = [
+const STEPS: [(Step, &str); 14] = [
     (Step::Pin, "sched_setaffinity"),
     (Step::Write, "pwrite"),
     (Step::Read, "pread"),
@@ -41,6 +48,13 @@ const STEPS: [(Step, &str); 7] = [
     (Step::Map, "mmap"),
     (Step::Protect, "mprotect"),
     (Step::Unmap, "munmap"),
+    (Step::Create, "mknod"),
+    (Step::Stat, "fstatat"),
+    (Step::Remove, "unlink"),
+    (Step::Link, "link"),
+    (Step::List, "getdents64"),
+    (Step::Touch, "futimens"),
+    (Step::Sync, "fsync"),
 ];
 
 /// A failed operation: the call and its errno; errno 0 means that it moved fewer bytes than asked.

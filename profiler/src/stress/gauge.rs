@@ -17,6 +17,7 @@ pub(super) struct Gauge {
     max_ns: AtomicU64,
     unserved: AtomicU64,
     unserved_age_ns: AtomicU64,
+    ended_ns: AtomicU64,
     fault_step: AtomicU32,
     fault_errno: AtomicI32,
     finished: AtomicU32,
@@ -42,8 +43,9 @@ impl Gauge {
         self.fault_step.store(fault.step, Release);
     }
 
-    /// The last word of a worker that came to its end.
-    pub fn finish(&self) {
+    /// The last word of a worker that came to its end, and when.
+    pub fn finish(&self, now: u64) {
+        self.ended_ns.store(now, Relaxed);
         self.finished.store(1, Release);
     }
 
@@ -56,6 +58,7 @@ impl Gauge {
             max_ns: self.max_ns.load(Relaxed),
             unserved: self.unserved.load(Relaxed),
             unserved_age_ns: self.unserved_age_ns.load(Relaxed),
+            ended_ns: self.ended_ns.load(Relaxed),
             errors: u64::from(step != 0),
             fault: (step != 0).then(|| Fault { step, errno: self.fault_errno.load(Relaxed) }),
             finished: self.finished.load(Relaxed) != 0,
@@ -75,6 +78,7 @@ pub(super) struct Tally {
     pub max_ns: u64,
     pub unserved: u64,
     pub unserved_age_ns: u64,
+    pub ended_ns: u64,
     pub errors: u64,
     pub fault: Option<Fault>,
     pub finished: bool,
@@ -88,6 +92,7 @@ impl Default for Tally {
             max_ns: 0,
             unserved: 0,
             unserved_age_ns: 0,
+            ended_ns: 0,
             errors: 0,
             fault: None,
             finished: true,
@@ -102,6 +107,7 @@ impl Tally {
         self.max_ns = self.max_ns.max(other.max_ns);
         self.unserved += other.unserved;
         self.unserved_age_ns = self.unserved_age_ns.max(other.unserved_age_ns);
+        self.ended_ns = self.ended_ns.max(other.ended_ns);
         self.errors += other.errors;
         self.fault = self.fault.or(other.fault);
         self.finished &= other.finished;

@@ -33,11 +33,8 @@ pub(super) fn measure(args: &StressArgs) -> anyhow::Result<Vec<Report>> {
 }
 
 fn lanes(args: &StressArgs, threads: u32) -> Vec<Lane> {
-    let lane = |i| Lane {
-        role: "mapper",
-        pace: args.rate.map(|rate| Pace::new(rate, threads, i)),
-        work: Box::new(Mapper),
-    };
+    let lane =
+        |i| Lane { pace: args.rate.map(|rate| Pace::new(rate, threads, i)), ..Lane::new("mapper", Mapper) };
     (0..threads).map(lane).collect()
 }
 

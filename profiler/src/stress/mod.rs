@@ -9,13 +9,23 @@ mod board;
 mod clock;
 mod device;
 mod dio_append;
+mod dir_readers;
 mod fault;
+mod folder;
 mod gauge;
+mod geometry;
+mod jbd2_dirsync;
+mod jbd2_fsync;
+mod jbd2_tiny;
+mod lru_cliff;
+mod meta;
 mod mmap;
 mod mountinfo;
+mod parts;
 mod report;
 mod run;
 mod seed;
+mod series;
 mod signal;
 mod tool;
 mod undo;
@@ -23,6 +33,7 @@ mod undo;
 pub use args::{DeviceChoice, Preset, StressArgs};
 pub use fault::HostCannot;
 pub use report::{Ending, Latency, Report, Role, Unserved};
+pub use run::Span;
 
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
@@ -62,6 +73,12 @@ pub fn measure(args: &StressArgs) -> anyhow::Result<Vec<Report>> {
     match args.preset {
         Preset::DioAppend => dio_append::measure(args),
         Preset::Mmap => mmap::measure(args),
+        Preset::LruCliff => lru_cliff::measure(args),
+        Preset::Meta => meta::measure(args),
+        Preset::DirReaders => dir_readers::measure(args),
+        Preset::Jbd2Tiny => jbd2_tiny::measure(args),
+        Preset::Jbd2Fsync => jbd2_fsync::measure(args),
+        Preset::Jbd2Dirsync => jbd2_dirsync::measure(args),
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Must not trust a path or a name: the kernel's device numbers decide.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -17,6 +18,13 @@ pub(super) struct Mount {
     pub point: PathBuf,
     pub fs: String,
     pub source: String,
+}
+
+impl fmt::Display for Mount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.number;
+        write!(f, "{} {} ({major}:{minor})", self.fs, self.source)
+    }
 }
 
 impl Mount {
@@ -67,7 +75,7 @@ pub(super) fn admit(mountinfo: &str, number: (u32, u32)) -> anyhow::Result<Mount
         bail!("device {major}:{minor} of that directory is not among the mounts; {rule}");
     };
     if mount.kind().is_none() {
-        bail!("that directory is on {} {} ({major}:{minor}); {rule}", mount.fs, mount.source);
+        bail!("that directory is on {mount}; {rule}");
     }
     Ok(mount)
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::StressArgs;
-use super::run::{Outcome, RoleTally};
+use super::run::{Outcome, RoleTally, Span};
 
 /// Why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -35,6 +35,8 @@ pub struct Report {
     pub threads: u32,
     /// Seconds measured; none when the run ended within the warm-up.
     pub seconds: Option<f64>,
+    /// When these seconds were; none when the run ended within the warm-up.
+    pub window: Option<Span>,
     /// The seed of the offsets.
     pub seed: u64,
     /// Why it ended.
@@ -43,15 +45,17 @@ pub struct Report {
     pub error: Option<String>,
     /// What the run was made of: common ones, then the preset's own (file, inode, device).
     pub parameters: Value,
-    /// One entry per role, the writing one first.
+    /// One entry per role, the writing one first; after it the parts of its operations, if they are timed.
     pub roles: Vec<Role>,
 }
 
 /// What the threads of one role did together.
 #[derive(Debug, Clone, Serialize)]
 pub struct Role {
-    /// `appender`, `reader`, `mapper`.
+    /// `appender`, `reader`, `mapper`, …; for a part of the operations its name: `create`, `fsync`, …
     pub role: &'static str,
+    /// The role whose operations this is a part of; a part's latency is its own, in an open loop too.
+    pub part_of: Option<&'static str>,
     /// Threads (or processes) in this role.
     pub threads: u32,
     /// `closed` or `open`.
@@ -61,7 +65,7 @@ pub struct Role {
     pub ops: Option<u64>,
     /// Operations per second.
     pub ops_per_s: Option<f64>,
-    /// Bytes these operations moved (mmap: mapped and touched).
+    /// Bytes these operations moved (mmap: mapped and touched); none for a part.
     pub bytes: Option<u64>,
     /// Operations that failed.
     pub errors: u64,
@@ -97,7 +101,7 @@ pub struct Unserved {
 
 /// Puts a report together; `own` are the preset's parameters.
 pub(super) fn build(args: &StressArgs, threads: u32, own: Value, outcome: Outcome) -> Report {
-    let seconds = outcome.seconds;
+    let seconds = outcome.window.map(|w| w.seconds());
     let failed = outcome.roles.iter().find_map(|r| Some(format!("{} failed: {}", r.role, r.tally.fault?)));
     let ending = match (&failed, outcome.interrupted) {
         (Some(_), _) => Ending::Failed,
@@ -110,6 +114,7 @@ pub(super) fn build(args: &StressArgs, threads: u32, own: Value, outcome: Outcom
         control: args.control,
         threads,
         seconds,
+        window: outcome.window,
         seed: args.seed,
         ending,
         error: failed,
@@ -121,8 +126,8 @@ pub(super) fn build(args: &StressArgs, threads: u32, own: Value, outcome: Outcom
 fn parameters(args: &StressArgs, own: Value) -> Value {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok();
     let mut all = json!({
-        "secs": args.secs,
-        "warmup_secs": args.warmup,
+        "secs": args.files.is_none().then_some(args.secs),
+        "warmup_secs": args.files.map_or(args.warmup, |_| 0.0),
         "rate": args.rate,
         "pin": args.pin,
         "cpus": std::thread::available_parallelism().ok(),
@@ -146,11 +151,12 @@ fn role(r: &RoleTally, seconds: Option<f64>) -> Role {
     let (queue, age) = (r.tally.unserved, r.tally.unserved_age_ns);
     Role {
         role: r.role,
+        part_of: r.part_of,
         threads: r.threads,
         kind: if r.open_loop { "open" } else { "closed" },
         ops: seconds.map(|_| n),
         ops_per_s: seconds.map(|s| (n as f64 / s * 10.0).round() / 10.0),
-        bytes: seconds.map(|_| r.tally.bytes),
+        bytes: seconds.filter(|_| r.part_of.is_none()).map(|_| r.tally.bytes),
         errors: r.tally.errors,
         latency_ns,
         unserved: r.open_loop.then_some(Unserved { n: queue, max_age_ns: (queue > 0).then_some(age) }),
@@ -171,17 +177,22 @@ fn text(r: &Report, out: &mut dyn Write) -> std::io::Result<()> {
     let control = if r.control { " control" } else { "" };
     let seconds = r.seconds.map_or("n/a (ended in the warm-up)".into(), |s| format!("{s:.1} s measured"));
     writeln!(out, "{}{control}, threads {}, seed {}: {seconds}{}", r.preset, r.threads, r.seed, ending(r))?;
-    if let (Some(inode), Some(device)) =
-        (r.parameters["file"]["inode"].as_u64(), r.parameters["device"].as_object())
-    {
-        let word = |key: &str| device.get(key).and_then(Value::as_str).unwrap_or("n/a");
-        writeln!(out, "file inode {inode} on {} {} ({})", word("fs"), word("source"), word("number"))?;
-    }
+    place(&r.parameters).map_or(Ok(()), |line| writeln!(out, "{line}"))?;
     let heads =
         ["role", "threads", "loop", "ops", "ops/s", "MiB/s", "p50", "p99", "p99.9", "max", "unserved"];
     line(&heads.map(String::from), out)?;
     r.roles.iter().try_for_each(|role| line(&cells(role, r.seconds), out))?;
     writeln!(out)
+}
+
+/// Where it ran; none for a preset without files.
+fn place(parameters: &Value) -> Option<String> {
+    let device = parameters["device"].as_object()?;
+    let word = |key: &str| device.get(key).and_then(Value::as_str).unwrap_or("n/a");
+    let file = parameters["file"]["inode"].as_u64().map_or(String::new(), |i| format!("file inode {i} "));
+    let blocks = device.get("journal_blocks").and_then(Value::as_u64);
+    let journal = blocks.map_or(String::new(), |n| format!(", journal of {n} blocks"));
+    Some(format!("{file}on {} {} ({}){journal}", word("fs"), word("source"), word("number")))
 }
 
 fn ending(r: &Report) -> String {
@@ -211,7 +222,7 @@ fn cells(r: &Role, seconds: Option<f64>) -> [String; 11] {
     });
     let l = &r.latency_ns;
     [
-        r.role.to_owned(),
+        r.part_of.map_or(r.role.to_owned(), |_| format!("- {}", r.role)),
         r.threads.to_string(),
         r.kind.to_owned(),
         r.ops.map_or_else(dash, |n| n.to_string()),
@@ -250,7 +261,7 @@ mod tests {
         let mut tally = Tally::default();
         tally.counts[80] = n;
         tally.max_ns = 99_000;
-        role(&RoleTally { role: "reader", threads: 1, open_loop: false, tally }, seconds)
+        role(&RoleTally { role: "reader", part_of: None, threads: 1, open_loop: false, tally }, seconds)
     }
 
     #[test]
@@ -271,6 +282,17 @@ mod tests {
             assert!(json[field].is_null(), "{field}");
         }
         assert!(json["latency_ns"]["max"].is_null());
+    }
+
+    #[test]
+    fn the_place_names_file_and_journal_where_there_are() {
+        let device = json!({ "fs": "ext4", "source": "/dev/loop0", "number": "7:0", "journal_blocks": 1024 });
+        let shown = place(&json!({ "device": device }));
+        assert_eq!(shown.unwrap(), "on ext4 /dev/loop0 (7:0), journal of 1024 blocks");
+        let device = json!({ "fs": "ext4", "source": "/dev/ram0", "number": "1:0" });
+        let shown = place(&json!({ "device": device, "file": { "inode": 12 } }));
+        assert_eq!(shown.unwrap(), "file inode 12 on ext4 /dev/ram0 (1:0)");
+        assert_eq!(place(&json!({})), None);
     }
 
     #[test]

@@ -3,11 +3,13 @@
 //! Must not know what the work is, and must come to an end whatever the work does: a worker stuck in the kernel
 //! is given up after a grace period and reported.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use serde::Serialize;
 
 use super::args::StressArgs;
 use super::board::{Board, Window};
@@ -18,6 +20,8 @@ use super::signal;
 
 /// How long a worker may take to get ready, and to come back after the end, ns.
 const GRACE_NS: u64 = 30_000_000_000;
+/// The longest a run by count may take, ns.
+const COUNT_LIMIT_NS: u64 = 3_600_000_000_000;
 const POLL: Duration = Duration::from_millis(2);
 
 /// What a worker repeats. Must not allocate or panic where it is run in processes.
@@ -29,13 +33,46 @@ pub(super) trait Work: Send {
     fn between(&mut self) -> Result<(), Fault> {
         Ok(())
     }
+
+    /// How long the parts of the last operation took, ns, in the lane's order; none for a part it did not have.
+    fn parts(&self) -> &[Option<u64>] {
+        &[]
+    }
 }
 
-/// One worker: its role, its schedule (none = closed loop), its work.
+/// One worker.
 pub(super) struct Lane {
     pub role: &'static str,
+    /// Names of what [`Work::parts`] gives.
+    pub parts: &'static [&'static str],
+    /// The schedule; none: closed loop.
     pub pace: Option<Pace>,
+    /// How many operations; none: until the time is up.
+    pub turns: Option<u64>,
     pub work: Box<dyn Work>,
+}
+
+impl Lane {
+    /// A closed loop without parts, until the time is up.
+    pub fn new(role: &'static str, work: impl Work + 'static) -> Self {
+        Self { role, parts: &[], pace: None, turns: None, work: Box::new(work) }
+    }
+}
+
+/// What one gauge stands for: a lane's operations, or a part of them.
+struct Label {
+    role: &'static str,
+    part_of: Option<&'static str>,
+    open_loop: bool,
+}
+
+impl Label {
+    fn all_of(lane: &Lane) -> impl Iterator<Item = Label> + use<> {
+        let (role, parts) = (lane.role, lane.parts);
+        let whole = Label { role, part_of: None, open_loop: lane.pace.is_some() };
+        let part = move |name: &&'static str| Label { role: name, part_of: Some(role), open_loop: false };
+        std::iter::once(whole).chain(parts.iter().map(part))
+    }
 }
 
 /// Whether workers share an address space.
@@ -50,6 +87,8 @@ pub(super) enum Crew {
 pub(super) struct Plan {
     pub warmup_ns: u64,
     pub measured_ns: u64,
+    /// The lanes end by their own counts; the time is only a limit.
+    pub counted: bool,
     pub crew: Crew,
     /// CPUs to pin to, in turn; empty: no pinning.
     pub cpus: Vec<usize>,
@@ -59,7 +98,13 @@ impl Plan {
     pub fn new(args: &StressArgs, crew: Crew) -> Self {
         let ns = |secs: f64| (secs * 1e9) as u64;
         let cpus = if args.pin { allowed_cpus() } else { Vec::new() };
-        Self { warmup_ns: ns(args.warmup), measured_ns: ns(args.secs), crew, cpus }
+        match args.files {
+            Some(_) => Self { warmup_ns: 0, measured_ns: COUNT_LIMIT_NS, counted: true, crew, cpus },
+            None => {
+                let (warmup_ns, measured_ns) = (ns(args.warmup), ns(args.secs));
+                Self { warmup_ns, measured_ns, counted: false, crew, cpus }
+            }
+        }
     }
 
     fn cpu(&self, lane: usize) -> Option<usize> {
@@ -70,17 +115,37 @@ impl Plan {
 /// What came of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// Seconds measured; none when it ended within the warm-up.
-    pub seconds: Option<f64>,
+    /// None when it ended within the warm-up.
+    pub window: Option<Span>,
     pub interrupted: bool,
     /// One per role, in order of first appearance.
     pub roles: Vec<RoleTally>,
+}
+
+/// The measured time on CLOCK_MONOTONIC, ns: for counters that ran beside the load.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Span {
+    /// The first operation that counts began here or later; without a warm-up nothing was done before.
+    pub start_ns: u64,
+    /// No operation began after this.
+    pub stop_ns: u64,
+    /// The last operation had ended.
+    pub ended_ns: u64,
+}
+
+impl Span {
+    /// The time rates refer to.
+    pub fn seconds(&self) -> f64 {
+        (self.stop_ns - self.start_ns) as f64 / 1e9
+    }
 }
 
 /// The merged figures of one role.
 #[derive(Debug)]
 pub(super) struct RoleTally {
     pub role: &'static str,
+    /// The role whose operations this is a part of.
+    pub part_of: Option<&'static str>,
     pub threads: u32,
     pub open_loop: bool,
     pub tally: Tally,
@@ -88,27 +153,41 @@ pub(super) struct RoleTally {
 
 /// Runs the lanes to the end of the plan, the first signal, or the first failed operation.
 pub(super) fn run(plan: &Plan, lanes: Vec<Lane>) -> anyhow::Result<Outcome> {
-    let labels: Vec<_> = lanes.iter().map(|l| (l.role, l.pace.is_some())).collect();
-    let board = Arc::new(Board::new(lanes.len()).context("shared memory for the workers")?);
+    let workers = lanes.len();
+    let labels: Vec<_> = lanes.iter().flat_map(Label::all_of).collect();
+    let board = Arc::new(Board::new(labels.len()).context("shared memory for the workers")?);
     let mut crew = Running::start(plan, lanes, &board)?;
-    let ready = wait_ready(&board, labels.len(), &mut crew);
+    let ready = wait_ready(&board, workers, &mut crew);
     if ready {
         board.window().open(plan.warmup_ns, plan.measured_ns);
     }
     let interrupted = supervise(&board, &mut crew)?;
-    let roles = by_role(&labels, &board);
+    outcome(plan, &board, by_role(&labels, &board), interrupted)
+}
+
+fn outcome(plan: &Plan, board: &Board, roles: Vec<RoleTally>, interrupted: bool) -> anyhow::Result<Outcome> {
     if let Some(role) = roles.iter().find(|r| !r.tally.finished) {
         bail!("a {} worker died in the middle of its work", role.role);
     }
-    Ok(Outcome { seconds: board.window().seconds(), interrupted, roles })
+    let ended_ns = roles.iter().map(|r| r.tally.ended_ns).max().unwrap_or(0);
+    if plan.counted {
+        let cut_short = interrupted || roles.iter().any(|r| r.tally.fault.is_some());
+        let in_time = ended_ns < board.window().until();
+        ensure!(in_time || cut_short, "the count was not reached in {} s", COUNT_LIMIT_NS / 1_000_000_000);
+        board.window().stop_at(ended_ns);
+    }
+    let window = board.window().span().map(|(start_ns, stop_ns)| Span { start_ns, stop_ns, ended_ns });
+    Ok(Outcome { window, interrupted, roles })
 }
 
-fn by_role(labels: &[(&'static str, bool)], board: &Board) -> Vec<RoleTally> {
+fn by_role(labels: &[Label], board: &Board) -> Vec<RoleTally> {
     let mut roles: Vec<RoleTally> = Vec::new();
-    for ((role, open_loop), gauge) in labels.iter().zip(board.gauges()) {
-        let at = roles.iter().position(|r| r.role == *role).unwrap_or(roles.len());
+    for (label, gauge) in labels.iter().zip(board.gauges()) {
+        let Label { role, part_of, open_loop } = *label;
+        let same = |r: &RoleTally| r.role == role && r.part_of == part_of;
+        let at = roles.iter().position(same).unwrap_or(roles.len());
         if at == roles.len() {
-            roles.push(RoleTally { role, threads: 0, open_loop: *open_loop, tally: Tally::default() });
+            roles.push(RoleTally { role, part_of, threads: 0, open_loop, tally: Tally::default() });
         }
         roles[at].threads += 1;
         roles[at].tally.merge(&gauge.read());
@@ -159,8 +238,11 @@ impl Running {
             Crew::Threads => Self::Threads(Vec::new()),
             Crew::Processes => Self::Processes(Vec::new()),
         };
+        let mut first = 0;
         for (i, lane) in lanes.into_iter().enumerate() {
-            if let Err(error) = running.add(i, lane, plan.cpu(i), board) {
+            let share = first..first + 1 + lane.parts.len();
+            first = share.end;
+            if let Err(error) = running.add(i, lane, plan.cpu(i), board, share) {
                 board.window().close();
                 running.give_up();
                 return Err(error);
@@ -169,10 +251,17 @@ impl Running {
         Ok(running)
     }
 
-    fn add(&mut self, i: usize, lane: Lane, cpu: Option<usize>, board: &Arc<Board>) -> anyhow::Result<()> {
+    fn add(
+        &mut self,
+        i: usize,
+        lane: Lane,
+        cpu: Option<usize>,
+        board: &Arc<Board>,
+        share: Range<usize>,
+    ) -> anyhow::Result<()> {
         match self {
-            Self::Threads(handles) => handles.push(spawn(i, lane, cpu, Arc::clone(board))?),
-            Self::Processes(pids) => pids.push(fork(i, lane, cpu, board)?),
+            Self::Threads(handles) => handles.push(spawn(i, lane, cpu, Arc::clone(board), share)?),
+            Self::Processes(pids) => pids.push(fork(lane, cpu, board, share)?),
         }
         Ok(())
     }
@@ -206,12 +295,23 @@ fn reap(pid: libc::pid_t) -> bool {
     unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) != 0 }
 }
 
-fn spawn(i: usize, mut lane: Lane, cpu: Option<usize>, board: Arc<Board>) -> anyhow::Result<JoinHandle<()>> {
-    let body = move || worker(board.window(), &board.gauges()[i], cpu, lane.pace, lane.work.as_mut());
+fn spawn(
+    i: usize,
+    mut lane: Lane,
+    cpu: Option<usize>,
+    board: Arc<Board>,
+    share: Range<usize>,
+) -> anyhow::Result<JoinHandle<()>> {
+    let body = move || worker(board.window(), &board.gauges()[share], cpu, &mut lane);
     std::thread::Builder::new().name(format!("stress-{i}")).spawn(body).context("starting a worker thread")
 }
 
-fn fork(i: usize, mut lane: Lane, cpu: Option<usize>, board: &Board) -> anyhow::Result<libc::pid_t> {
+fn fork(
+    mut lane: Lane,
+    cpu: Option<usize>,
+    board: &Board,
+    share: Range<usize>,
+) -> anyhow::Result<libc::pid_t> {
     let parent = std::process::id();
     // SAFETY: the child runs `worker` only, which neither allocates nor locks, and leaves by _exit: locks that
     // other threads of the parent hold at this moment are never asked for, and no destructor runs twice.
@@ -219,7 +319,7 @@ fn fork(i: usize, mut lane: Lane, cpu: Option<usize>, board: &Board) -> anyhow::
         -1 => Err(std::io::Error::last_os_error()).context("forking a worker"),
         0 => {
             die_with(parent);
-            worker(board.window(), &board.gauges()[i], cpu, lane.pace, lane.work.as_mut());
+            worker(board.window(), &board.gauges()[share], cpu, &mut lane);
             leave()
         }
         pid => Ok(pid),
@@ -240,12 +340,14 @@ fn leave() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// A worker's life.
-fn worker(window: &Window, gauge: &Gauge, cpu: Option<usize>, pace: Option<Pace>, work: &mut dyn Work) {
+/// A worker's life; `gauges` are one for its operations and one for each part of them.
+fn worker(window: &Window, gauges: &[Gauge], cpu: Option<usize>, lane: &mut Lane) {
+    let [gauge, parts @ ..] = gauges else { return };
     let outcome = cpu.map_or(Ok(()), pin).and_then(|()| {
         clock::sharpen();
-        let mut turns = Turns { window, pace, origin: window.wait_for_start(), taken: 0 };
-        let end = repeat(&mut turns, gauge, work);
+        let origin = window.wait_for_start();
+        let mut turns = Turns { window, pace: lane.pace, limit: lane.turns, origin, taken: 0 };
+        let end = repeat(&mut turns, gauge, parts, lane.work.as_mut());
         turns.settle(gauge);
         end
     });
@@ -253,16 +355,20 @@ fn worker(window: &Window, gauge: &Gauge, cpu: Option<usize>, pace: Option<Pace>
         gauge.fail(fault);
         window.close();
     }
-    gauge.finish();
+    let ended = clock::now();
+    gauges.iter().for_each(|gauge| gauge.finish(ended));
 }
 
-fn repeat(turns: &mut Turns, gauge: &Gauge, work: &mut dyn Work) -> Result<(), Fault> {
+fn repeat(turns: &mut Turns, gauge: &Gauge, parts: &[Gauge], work: &mut dyn Work) -> Result<(), Fault> {
     loop {
         work.between()?;
         let Some(turn) = turns.next() else { return Ok(()) };
         let bytes = work.op()?;
         if turns.window.counts(turn.begun) {
             gauge.record(clock::now() - turn.intended, bytes);
+            for (gauge, ns) in parts.iter().zip(work.parts()) {
+                ns.iter().for_each(|ns| gauge.record(*ns, 0));
+            }
         }
     }
 }
@@ -277,12 +383,16 @@ struct Turn {
 struct Turns<'a> {
     window: &'a Window,
     pace: Option<Pace>,
+    limit: Option<u64>,
     origin: u64,
     taken: u64,
 }
 
 impl Turns<'_> {
     fn next(&mut self) -> Option<Turn> {
+        if self.limit == Some(self.taken) {
+            return None;
+        }
         let intended = self.pace.map(|p| self.origin + p.intended(self.taken));
         if let Some(moment) = intended {
             while moment < self.window.until() && clock::approach(moment) {}
@@ -297,7 +407,7 @@ impl Turns<'_> {
 
     /// Open loop: what was due and never started would otherwise vanish from the figures.
     fn settle(&self, gauge: &Gauge) {
-        let Some(pace) = self.pace else { return };
+        let (Some(pace), None) = (self.pace, self.limit) else { return };
         let until = self.window.until();
         let due = pace.due_before(until.saturating_sub(self.origin));
         let oldest = self.origin + pace.intended(self.taken);
@@ -316,7 +426,7 @@ fn pin(cpu: usize) -> Result<(), Fault> {
 }
 
 /// The CPUs this process may use: under a cpuset, `i mod n` over all CPUs would fail.
-fn allowed_cpus() -> Vec<usize> {
+pub(super) fn allowed_cpus() -> Vec<usize> {
     // SAFETY: all-zero is an empty set, written by the kernel up to the size given; CPU_ISSET stays inside it.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
@@ -343,11 +453,11 @@ mod tests {
     }
 
     fn nap(ms: u64, times: u32, pace: Option<Pace>) -> Lane {
-        Lane { role: "napper", pace, work: Box::new(Nap(Duration::from_millis(ms), times)) }
+        Lane { pace, ..Lane::new("napper", Nap(Duration::from_millis(ms), times)) }
     }
 
     fn plan(crew: Crew) -> Plan {
-        Plan { warmup_ns: 50_000_000, measured_ns: 300_000_000, crew, cpus: Vec::new() }
+        Plan { warmup_ns: 50_000_000, measured_ns: 300_000_000, counted: false, crew, cpus: Vec::new() }
     }
 
     #[test]
@@ -356,7 +466,7 @@ mod tests {
             let out = run(&plan(crew), vec![nap(10, 1000, None), nap(10, 1000, None)]).unwrap();
             let role = &out.roles[0];
             assert_eq!((out.roles.len(), role.threads), (1, 2));
-            assert_eq!(out.seconds, Some(0.3));
+            assert_eq!(out.window.unwrap().seconds(), 0.3);
             assert!((2..=62).contains(&role.tally.n()), "{crew:?}: {}", role.tally.n());
             assert_eq!(role.tally.n(), role.tally.bytes);
         }
@@ -368,7 +478,7 @@ mod tests {
         let out = run(&long, vec![nap(1, 3, None), nap(1, u32::MAX, None)]).unwrap();
         assert_eq!(out.roles[0].tally.errors, 1);
         assert_eq!(out.roles[0].tally.fault.unwrap().errno, libc::ENOSPC);
-        assert!(out.seconds.is_none_or(|s| s < 30.0));
+        assert!(out.window.is_none_or(|w| w.seconds() < 30.0));
     }
 
     #[test]
@@ -378,6 +488,36 @@ mod tests {
         let tally = &out.roles[0].tally;
         assert!(tally.max_ns > 50_000_000, "{}", tally.max_ns);
         assert!(tally.unserved > 5 && tally.unserved_age_ns > 50_000_000, "{tally:?}");
+    }
+
+    /// Naps whose two halves are timed, the second only every other time.
+    struct Halves(Nap, [Option<u64>; 2]);
+
+    impl Work for Halves {
+        fn op(&mut self) -> Result<u64, Fault> {
+            self.1 = [Some(7), self.1[1].is_none().then_some(9)];
+            self.0.op()
+        }
+
+        fn parts(&self) -> &[Option<u64>] {
+            &self.1
+        }
+    }
+
+    #[test]
+    fn a_count_is_kept_exactly_and_ends_the_window() {
+        let plan = Plan { warmup_ns: 0, measured_ns: COUNT_LIMIT_NS, counted: true, ..plan(Crew::Threads) };
+        let lane = || {
+            let work = Halves(Nap(Duration::from_millis(1), 1000), [None; 2]);
+            Lane { parts: &["first", "second"], turns: Some(10), ..Lane::new("napper", work) }
+        };
+        let out = run(&plan, vec![lane(), lane()]).unwrap();
+        let counts =
+            out.roles.iter().map(|r| (r.role, r.part_of, r.threads, r.tally.n())).collect::<Vec<_>>();
+        let part = Some("napper");
+        assert_eq!(counts, [("napper", None, 2, 20), ("first", part, 2, 20), ("second", part, 2, 10)]);
+        let window = out.window.unwrap();
+        assert!(window.ended_ns == window.stop_ns && window.seconds() < 30.0, "{window:?}");
     }
 
     #[test]

@@ -246,3 +246,35 @@ pub fn a_freeze_shows_while_it_lasts(name: &str, mount: &Path) {
     let longest = waits.map(|row| n(&row["max_ns"])).max().unwrap_or(0);
     assert!((2_500_000_000..n(&report["window_ns"])).contains(&longest), "{longest}");
 }
+
+/// Share of the rows' wait time at locks whose class is known, and whose instance is known where the class has one.
+pub fn identified_share(report: &Value) -> f64 {
+    let all: u64 = rows(report).iter().map(|row| n(&row["wait_ns"])).sum();
+    let has_instance = |class: &str| class.starts_with("inode.") || class.starts_with("mm_struct.");
+    let known = rows(report).iter().filter(|row| {
+        row["class"].as_str().is_some_and(|class| !has_instance(class) || row["instance"].is_string())
+    });
+    known.map(|row| n(&row["wait_ns"])).sum::<u64>() as f64 / all as f64
+}
+
+/// Records a `dio-append` and wants the appender's lock named by the inode and device that the load itself reports.
+pub fn the_appenders_inode_is_right(scratch: &Scratch, more: &[&str]) {
+    let file = scratch.path("inode.rec");
+    let mut line = lockscope(&["record", "--cmd-user", "root", "-d", "60", "-o"]);
+    line.arg(&file)
+        .args(["--", LOCKSCOPE, "stress", "dio-append", "--json", "--secs", "4", "--warmup", "0"])
+        .args(more);
+    let load: Value = serde_json::from_slice(&succeed(&mut line).stdout).unwrap();
+    let report = report(&file);
+    let mut writes = rows(&report).iter().filter(|row| row["mode"] == "W" && row["kind"] == "rwsem");
+    let top = writes.next().expect("a write wait");
+    let parameters = &load["parameters"];
+    let (inode, device) = (n(&parameters["file"]["inode"]), parameters["device"]["number"].as_str().unwrap());
+    println!("{} {} – the load says inode {inode} on {device}", top["class"], top["instance"]);
+    assert_eq!(top["class"], "inode.i_rwsem");
+    let instance = top["instance"].as_str().unwrap();
+    assert!(instance.starts_with(&format!("ino {inode} ")), "{instance}");
+    assert!(instance.ends_with(&format!(" of {device}")), "{instance}");
+    let share = identified_share(&report);
+    assert!(share >= 0.95, "identified {share}");
+}

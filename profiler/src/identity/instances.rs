@@ -1,0 +1,53 @@
+//! Which object of a class: an inode by number, device and path, an address space by its process. Reads /proc only.
+
+use std::os::unix::fs::MetadataExt;
+
+/// Fds of a process looked at for an inode's path; more would cost too much for a name.
+const MOST_FDS: usize = 256;
+
+/// Major and minor number of a `dev_t` as the kernel keeps it (include/linux/kdev_t.h).
+pub fn device(dev: u32) -> (u32, u32) {
+    (dev >> 20, dev & 0xf_ffff)
+}
+
+/// An inode in words: `ino 1234 (/data/db) of 8:1`, the path only when the waiting process has it open.
+pub fn inode(number: u64, dev: u32, tgid: u32) -> String {
+    let (major, minor) = device(dev);
+    let path = path_of(number, (major, minor), tgid).map_or(String::new(), |path| format!(" ({path})"));
+    format!("ino {number}{path} of {major}:{minor}")
+}
+
+fn path_of(number: u64, device: (u32, u32), tgid: u32) -> Option<String> {
+    let entries = std::fs::read_dir(format!("/proc/{tgid}/fd")).ok()?;
+    let open = entries.flatten().take(MOST_FDS).find(|entry| {
+        std::fs::metadata(entry.path()).is_ok_and(|meta| {
+            let dev = (libc::major(meta.dev()), libc::minor(meta.dev()));
+            meta.ino() == number && dev == device
+        })
+    })?;
+    Some(std::fs::read_link(open.path()).ok()?.to_string_lossy().into_owned())
+}
+
+/// An address space in words: `of mysqld[812]`.
+pub fn process(tgid: u64, comm: &[u8]) -> String {
+    format!("of {}[{tgid}]", String::from_utf8_lossy(comm))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_file_has_its_path() {
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let meta = file.metadata().unwrap();
+        let (major, minor) = (libc::major(meta.dev()), libc::minor(meta.dev()));
+        let text = inode(meta.ino(), major << 20 | minor, std::process::id());
+        let path = std::fs::read_link("/proc/self/exe").unwrap();
+        assert_eq!(text, format!("ino {} ({}) of {major}:{minor}", meta.ino(), path.display()));
+        assert_eq!(
+            inode(meta.ino(), major << 20 | minor, 0),
+            format!("ino {} of {major}:{minor}", meta.ino())
+        );
+    }
+}
