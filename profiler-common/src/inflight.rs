@@ -10,7 +10,7 @@ pub struct Interval {
     pub begin_ns: u64,
     /// Start of the phase it is in.
     pub phase_ns: u64,
-    /// Finished spinning, in nanoseconds.
+    /// Finished spinning, in nanoseconds; for the jbd2 functions, waits for locks inside, which are rows of their own.
     pub spin_ns: u64,
     /// Finished queueing or sleeping, in nanoseconds.
     pub queue_ns: u64,
@@ -62,5 +62,12 @@ pub const FUNC_RWSEM_READ: u8 = 1;
 pub const FUNC_RWSEM_WRITE: u8 = 2;
 /// Marked function: `rwsem_spin_on_owner`; its entry sets a flag, its exit is not wanted.
 pub const FUNC_RWSEM_SPIN_ON_OWNER: u8 = 3;
+
+/// Timed function: `wait_transaction_locked(journal)`.
+pub const FUNC_JBD2_WAIT_LOCKED: u8 = 4;
+/// Timed function: `__jbd2_log_wait_for_space(journal)`.
+pub const FUNC_JBD2_WAIT_SPACE: u8 = 5;
+/// Timed function: `jbd2_log_wait_commit(journal, tid)`.
+pub const FUNC_JBD2_WAIT_COMMIT: u8 = 6;
 
 const _: () = assert!(core::mem::size_of::<Interval>() == 64);

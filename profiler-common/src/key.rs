@@ -18,12 +18,33 @@ pub enum Kind {
     PercpuRwsem = 5,
     /// An rtmutex or an rwbase of PREEMPT_RT (kernel/locking/rtmutex.c, rwbase_rt.c).
     Rt = 6,
+    /// Not a lock: a handle waits for a transaction that is locked or being flushed (fs/jbd2/transaction.c,
+    /// wait_transaction_locked).
+    Jbd2Locked = 7,
+    /// Not a lock: the same function, entered because the running transaction has no room for the handle's credits.
+    Jbd2Full = 8,
+    /// Not a lock: a handle waits for room in the log, or checkpoints to make it (fs/jbd2/checkpoint.c,
+    /// __jbd2_log_wait_for_space); the j_checkpoint_mutex inside is a row of its own and not in here.
+    Jbd2Checkpoint = 9,
+    /// Not a lock: somebody waits for a commit to end (fs/jbd2/journal.c, jbd2_log_wait_commit).
+    Commit = 10,
 }
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 7] =
-        [Kind::Semaphore, Kind::Spin, Kind::Rwlock, Kind::Mutex, Kind::Rwsem, Kind::PercpuRwsem, Kind::Rt];
+    pub const ALL: [Kind; 11] = [
+        Kind::Semaphore,
+        Kind::Spin,
+        Kind::Rwlock,
+        Kind::Mutex,
+        Kind::Rwsem,
+        Kind::PercpuRwsem,
+        Kind::Rt,
+        Kind::Jbd2Locked,
+        Kind::Jbd2Full,
+        Kind::Jbd2Checkpoint,
+        Kind::Commit,
+    ];
 
     /// The field's word for this kind.
     pub const fn name(self) -> &'static str {
@@ -35,6 +56,10 @@ impl Kind {
             Kind::Rwsem => "rwsem",
             Kind::PercpuRwsem => "percpu-rwsem",
             Kind::Rt => "rt",
+            Kind::Jbd2Locked => "jbd2:locked",
+            Kind::Jbd2Full => "jbd2:full",
+            Kind::Jbd2Checkpoint => "jbd2:checkpoint",
+            Kind::Commit => "commit",
         }
     }
 

@@ -7,7 +7,7 @@ use core::intrinsics::{AtomicOrdering, atomic_cxchg};
 
 use profiler_common::{
     CellKey, Interval, Kind, Mode,
-    inflight::{FLAG_FAILED, FLAG_FOLDED, FLAG_QUEUED, PHASE_QUEUE, PHASE_SPIN},
+    inflight::{FLAG_FAILED, FLAG_FOLDED, FLAG_QUEUED, FUNC_JBD2_WAIT_LOCKED, PHASE_QUEUE, PHASE_SPIN},
     key::NO_CLASS,
     limits::DEPTH,
     loss::Counter,
@@ -286,6 +286,14 @@ pub fn dequeue(interval: *mut Interval, failed: bool, now: u64) {
     }
 }
 
+/// An exit whose entry was not seen: a loss only when nobody is left out by selectors.
+#[inline(always)]
+pub fn miss_entry(current: &Current) {
+    if current.control.select == 0 {
+        count(Counter::ExitWithoutEntry);
+    }
+}
+
 /// Closes a wait and says what is to be accounted: nothing for one that is part of an outer wait.
 #[inline(always)]
 pub fn finish(home: &Home, interval: *mut Interval, now: u64) -> Option<(Wait, u8)> {
@@ -315,7 +323,30 @@ pub fn finish(home: &Home, interval: *mut Interval, now: u64) -> Option<(Wait, u
         count_by(Counter::FoldedNs, wait.wait_ns);
         return None;
     }
+    take_from_outer(&wait, begin_ns);
     Some((wait, flags))
+}
+
+/// A wait inside a jbd2 function is taken out of that function's time: it belongs to the innermost place. Of nested
+/// functions only the innermost is told; what it passes on is its own time without this.
+#[inline(always)]
+fn take_from_outer(wait: &Wait, begin_ns: u64) {
+    let Some(home) = task_home(wait.tid) else { return };
+    let mut latest = 0;
+    let mut outer = None;
+    for index in 0..DEPTH {
+        let interval = home.interval(index);
+        // SAFETY: inside a map value.
+        let (began, func) = unsafe { ((*interval).begin_ns, (*interval).func) };
+        if func >= FUNC_JBD2_WAIT_LOCKED && began > latest && began < begin_ns {
+            latest = began;
+            outer = Some(interval);
+        }
+    }
+    if let Some(outer) = outer {
+        // SAFETY: as above, and of the current task.
+        unsafe { (*outer).spin_ns += wait.wait_ns };
+    }
 }
 
 #[inline(always)]

@@ -15,7 +15,7 @@ macro_rules! globals {
 
 globals! {
     /// The layout that this object was built with; user space sets the one that it knows, by this very name.
-    LOCKSCOPE_ABI_2: u32 = 2;
+    LOCKSCOPE_ABI_3: u32 = 3;
     /// Cells of one CPU.
     CELLS_PER_CPU: u32 = 0;
     /// In-flight slots − 1; a power of two − 1.
@@ -48,6 +48,9 @@ globals! {
     OFF_SB_DEV: u32 = ABSENT;
     /// mm_struct.owner; ABSENT without CONFIG_MEMCG.
     OFF_MM_OWNER: u32 = ABSENT;
+    /// journal_s.j_running_transaction, transaction_s.t_state
+    OFF_JOURNAL_RUNNING: u32 = ABSENT;
+    OFF_TRANSACTION_STATE: u32 = ABSENT;
     /// Kinds to record, bits 1 << Kind.
     KINDS: u32 = u32::MAX;
     /// rw_semaphore.owner

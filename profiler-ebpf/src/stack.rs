@@ -22,6 +22,10 @@ pub enum Family {
     ReadExit = 1,
     /// The program at the exit of the write slow path.
     WriteExit = 2,
+    /// The programs at the exits of the three jbd2 functions.
+    LockedExit = 3,
+    SpaceExit = 4,
+    CommitExit = 5,
 }
 
 /// A walked stack. `frames` lies in scratch room and is this program's until it returns.
@@ -50,7 +54,7 @@ pub fn walk<C: EbpfContext>(ctx: &C, family: Family, depth: u32) -> Stack {
     let bytes = depth.min(MAX_FRAMES as u32) * 8;
     let skip = match family {
         Family::Tracepoint => kernel::SKIP_TRACEPOINT.load(),
-        Family::ReadExit | Family::WriteExit => kernel::SKIP_FUNCTION.load(),
+        _ => kernel::SKIP_FUNCTION.load(),
     };
     // SAFETY: `frames` is a map value of MAX_FRAMES words and `bytes` is no more than that.
     let got = unsafe { bpf_get_stack(ctx.as_ptr(), frames.cast(), bytes, (skip & 0xff) as u64) };

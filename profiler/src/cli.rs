@@ -81,6 +81,8 @@ pub enum ProbeName {
     Contention,
     /// The slow paths of reader-writer semaphores
     Rwsem,
+    /// jbd2's own waits by cause
+    Jbd2,
 }
 
 impl ProbeName {
@@ -89,6 +91,7 @@ impl ProbeName {
         match self {
             ProbeName::Contention => "contention",
             ProbeName::Rwsem => "rwsem",
+            ProbeName::Jbd2 => "jbd2",
         }
     }
 }

@@ -253,7 +253,8 @@ impl Session {
         }
         let only = match spec.id {
             "rwsem" => plan.measure.rwsem_hook.as_deref(),
-            _ => plan.measure.contention_hook.as_deref(),
+            "contention" => plan.measure.contention_hook.as_deref(),
+            _ => None,
         };
         let attached = Attacher::new(&mut self.loaded, btf).attach(spec, only, &mut self.links);
         Attached { kinds: kinds(&plan.measure), ..attached }
@@ -412,7 +413,8 @@ fn is_wanted(spec: &ProbeSpec, measure: &MeasureArgs) -> bool {
 }
 
 fn kinds(measure: &MeasureArgs) -> u32 {
-    let only_rwsem = measure.probes.iter().all(|probe| probe.id() == "rwsem") && !measure.probes.is_empty();
+    let asked = |id: &str| measure.probes.iter().any(|probe| probe.id() == id);
+    let only_rwsem = asked("rwsem") && !asked("contention");
     if only_rwsem { 1 << Kind::Rwsem as u32 | 1 << Kind::Rt as u32 } else { u32::MAX }
 }
 

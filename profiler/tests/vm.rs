@@ -304,6 +304,58 @@ fn locks_are_named_by_class_and_instance() {
     assert!(share >= 0.95, "{share}");
 }
 
+/// Waits of a kind: how many, and their total.
+fn of_kind(report: &Value, kind: &str) -> (u64, u64) {
+    let rows = rows(report).iter().filter(|row| row["kind"] == kind);
+    rows.fold((0, 0), |sum, row| (sum.0 + n(&row["finished"]), sum.1 + n(&row["wait_ns"])))
+}
+
+#[test]
+fn a_small_journal_checkpoints_and_a_large_one_does_not() {
+    needs_vm!("a_small_journal_checkpoints_and_a_large_one_does_not");
+    let scratch = Scratch::new("tiny");
+    let load = ["jbd2-tiny", "--secs", "6", "--warmup=0", "--device", "loop"];
+    let tiny = stress(&scratch, "tiny", &["--comm", "stress-0,stress-1,stress-2,stress-3"], &load);
+    let control: Vec<&str> = load.iter().copied().chain(["--control"]).collect();
+    let control = stress(&scratch, "control", &["--comm", "stress-0,stress-1,stress-2,stress-3"], &control);
+    let (count, time) = of_kind(&tiny, "jbd2:checkpoint");
+    let (_, none) = of_kind(&control, "jbd2:checkpoint");
+    println!("checkpoint waits: {count}, {time} ns; with the default journal {none} ns");
+    assert!(count > 0 && time > 5 * none, "{time} against {none}");
+    assert!(of_kind(&tiny, "jbd2:locked").0 > 0, "handles wait for locked transactions");
+    let mut journals = rows(&tiny).iter().filter(|row| row["kind"] == "jbd2:checkpoint");
+    assert!(
+        journals
+            .all(|row| row["class"] == "journal_s" && row["instance"].as_str().unwrap().starts_with("of 7:"))
+    );
+}
+
+#[test]
+fn fsync_waits_for_commits_and_the_load_agrees() {
+    needs_vm!("fsync_waits_for_commits_and_the_load_agrees");
+    let scratch = Scratch::new("fsync");
+    let file = scratch.path("fsync.rec");
+    let mut line = lockscope(&["record", "--cmd-user", "root", "-d", "60", "-o"]);
+    line.arg(&file).args([
+        "--comm",
+        "stress-0,stress-1,stress-2,stress-3",
+        "--",
+        LOCKSCOPE,
+        "stress",
+        "jbd2-fsync",
+    ]);
+    line.args(["--json", "--secs", "6", "--warmup=0", "--device", "loop"]);
+    let load: Value = serde_json::from_slice(&succeed(&mut line).stdout).unwrap();
+    let report = report(&file);
+    let fsyncs = load["roles"].as_array().unwrap().iter().find(|role| role["role"] == "fsync").unwrap();
+    let (waits, waited) = of_kind(&report, "commit");
+    let threads_ns = load["seconds"].as_f64().unwrap() * 4e9;
+    println!("{} fsyncs, {waits} commit waits of {waited} ns in {threads_ns} ns of 4 threads", fsyncs["ops"]);
+    let ratio = waits as f64 / fsyncs["ops"].as_f64().unwrap();
+    assert!((0.8..1.3).contains(&ratio), "{ratio} commit waits an fsync");
+    assert!(waited as f64 > threads_ns * 0.2 && (waited as f64) < threads_ns, "{waited}");
+}
+
 #[test]
 fn instructions_of_a_pair_under_icount() {
     needs_vm!("instructions_of_a_pair_under_icount");

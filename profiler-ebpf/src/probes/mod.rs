@@ -2,5 +2,6 @@
 
 pub mod contention;
 pub mod follow;
+pub mod jbd2;
 pub mod peek;
 pub mod rwsem;

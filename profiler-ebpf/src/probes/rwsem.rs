@@ -22,11 +22,12 @@ use profiler_common::{
 };
 
 use crate::{
-    account::{self, bit},
-    filter,
+    account::{self, Wait, bit},
+    filter::{self, Current},
     inflight::{self, Begin, Home},
     kernel::{self, Owner},
     maps::count,
+    probes::jbd2,
     stack::Family,
 };
 
@@ -125,6 +126,10 @@ fn enter(func: u8, lock: u64, lock_count: u64) {
     if !current.is_selected() {
         return;
     }
+    if jbd2::is_ours(func) {
+        jbd2::enter(&current, func, lock);
+        return;
+    }
     count(Counter::Entries);
     let reader = func == FUNC_RWSEM_READ;
     count(if reader { Counter::RwsemReadEntries } else { Counter::RwsemWriteEntries });
@@ -165,21 +170,26 @@ fn mark_handoff(tid: u32, lock: u64) {
 #[inline(always)]
 fn leave<C: EbpfContext>(ctx: &C, func: u8, ret: u64) {
     let Some(current) = filter::current() else { return };
+    let done = if jbd2::is_ours(func) { jbd2::leave(&current, func) } else { close(&current, func, ret) };
+    if let Some((wait, family)) = done {
+        account::account(ctx, &current, wait, family);
+    }
+}
+
+/// Ends the wait of a slow path and says how it came out.
+#[inline(always)]
+fn close(current: &Current, func: u8, ret: u64) -> Option<(Wait, Family)> {
     let home = inflight::task_home(current.tid);
     let found = home.and_then(|home| Some((home, home.find_func(func)?)));
     let Some((home, open)) = found.filter(|(home, open)| is_of(home, *open, ret)) else {
-        if current.control.select == 0 {
-            count(Counter::ExitWithoutEntry);
-        }
-        return;
+        inflight::miss_entry(current);
+        return None;
     };
     count(Counter::Exits);
-    if let Some((mut wait, flags)) = inflight::finish(&home, open, current.now) {
-        let reader = func == FUNC_RWSEM_READ;
-        wait.outcomes = outcomes(reader, flags, ret >= FIRST_ERROR, wait.wait_ns);
-        let family = if reader { Family::ReadExit } else { Family::WriteExit };
-        account::account(ctx, &current, wait, family);
-    }
+    let (mut wait, flags) = inflight::finish(&home, open, current.now)?;
+    let reader = func == FUNC_RWSEM_READ;
+    wait.outcomes = outcomes(reader, flags, ret >= FIRST_ERROR, wait.wait_ns);
+    Some((wait, if reader { Family::ReadExit } else { Family::WriteExit }))
 }
 
 /// Whether this exit belongs to that entry: both slow paths return the semaphore, or an error. Where the kernel has

@@ -40,6 +40,9 @@ impl Abilities {
             Some(Kind::Semaphore | Kind::PercpuRwsem | Kind::Rt) => {
                 Err(Reason::from("the tracepoint does not tell spinning apart"))
             }
+            Some(Kind::Jbd2Locked | Kind::Jbd2Full | Kind::Jbd2Checkpoint | Kind::Commit) => {
+                Err(Reason::from("a wait queue: nobody spins there"))
+            }
             None => Err(Reason::from("several kinds, or an unknown one")),
         }
     }

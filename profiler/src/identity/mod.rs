@@ -54,6 +54,8 @@ pub struct Identity {
     new: Names,
     anatomy: Option<Anatomy>,
     locks: HashMap<LockKey, u32>,
+    /// Locks by address that nothing is known of yet: a mount to come may tell.
+    unnamed: Vec<(u32, u64)>,
     stacks: HashMap<u64, (u32, u64)>,
     processes: HashMap<u32, Vec<u8>>,
 }
@@ -67,6 +69,7 @@ impl Identity {
             raw_addresses,
             new: Names::default(),
             locks: HashMap::new(),
+            unnamed: Vec::new(),
             stacks: HashMap::new(),
             processes: HashMap::new(),
         }
@@ -77,10 +80,34 @@ impl Identity {
             return *id;
         }
         let id = self.locks.len() as u32 + 1;
-        let name = self.lock_name(id, &key, address, tgid);
+        let mut name = self.lock_name(id, &key, address, tgid);
+        if name.class.is_none() && self.walk_again() {
+            name = self.lock_name(id, &key, address, tgid);
+        }
+        if name.class.is_none() && key.offset == NO_CLASS {
+            self.unnamed.push((id, address));
+        }
         self.new.locks.push(name);
         self.locks.insert(key, id);
         id
+    }
+
+    /// Walks the known objects again if mounts have changed, and names what had no name; says whether it did.
+    fn walk_again(&mut self) -> bool {
+        let Some(anatomy) = self.anatomy.as_mut().filter(|anatomy| anatomy.registry.is_stale()) else {
+            return false;
+        };
+        anatomy.registry = Registry::walk(&*anatomy.memory, &anatomy.types);
+        let unnamed = std::mem::take(&mut self.unnamed);
+        for (id, address) in unnamed {
+            let name = self.lock_name(id, &LockKey::address(address), address, 0);
+            if name.class.is_some() {
+                self.new.locks.push(name);
+            } else {
+                self.unnamed.push((id, address));
+            }
+        }
+        true
     }
 
     fn lock_name(&self, id: u32, key: &LockKey, address: u64, tgid: u32) -> LockName {
@@ -238,11 +265,7 @@ impl Namer for Identity {
     }
 
     fn take(&mut self) -> Names {
-        if let Some(anatomy) = &mut self.anatomy
-            && anatomy.registry.is_stale()
-        {
-            anatomy.registry = Registry::walk(&*anatomy.memory, &anatomy.types);
-        }
+        self.walk_again();
         std::mem::take(&mut self.new)
     }
 }
@@ -273,7 +296,9 @@ impl Anatomy {
             let class = self.slabs.offset_in_page(address).and_then(|offset| self.page_class(offset));
             return (class.clone(), class.map(|_| format!("no. {id}")));
         };
-        let class = classes::class(&self.types, object.structure, offset);
+        // jbd2's waits are at the journal itself, no lock lies at its start.
+        let whole = (offset == 0).then(|| object.structure.to_owned());
+        let class = classes::class(&self.types, object.structure, offset).or(whole);
         let instance = class.is_some().then(|| format!("of {}", object.instance));
         (class, instance)
     }

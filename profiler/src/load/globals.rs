@@ -52,6 +52,8 @@ pub fn values(options: &Options, btf: Option<&Btf>, features: &Features) -> Valu
         ("OFF_INODE_SB", offset("inode.i_sb")),
         ("OFF_SB_DEV", offset("super_block.s_dev")),
         ("OFF_MM_OWNER", offset("mm_struct.owner")),
+        ("OFF_JOURNAL_RUNNING", offset("journal_s.j_running_transaction")),
+        ("OFF_TRANSACTION_STATE", offset("transaction_s.t_state")),
         ("OFF_TASK_SIGNAL", offset("task_struct.signal")),
         ("OFF_SIGNAL_LIVE", offset("signal_struct.live")),
         ("SIZE_RWSEM", size("rw_semaphore")),

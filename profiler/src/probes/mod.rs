@@ -2,13 +2,14 @@
 //! these specifications; nothing is registered anywhere else. No map and no number is read here.
 
 pub mod contention;
+pub mod jbd2;
 pub mod rwsem;
 pub mod spec;
 
 pub use spec::{Attachment, Hook, ProbeSpec, Target};
 
 /// Every probe, in the order in which they are attached.
-pub const ALL: [&ProbeSpec; 2] = [&contention::SPEC, &rwsem::SPEC];
+pub const ALL: [&ProbeSpec; 3] = [&contention::SPEC, &rwsem::SPEC, &jbd2::SPEC];
 
 /// Programs of the object that no probe attaches: for tests (`drive_*`), to follow a command (`follow_*`), and to read kernel
 /// memory by BPF_PROG_TEST_RUN (`peek`).

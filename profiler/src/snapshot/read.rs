@@ -564,7 +564,10 @@ impl Reader {
         let age = now_ns.saturating_sub(wait.begin_ns);
         match Kind::from_number(wait.kind) {
             Some(Kind::Spin | Kind::Rwlock) => age > SURELY_SPINNING_NS && !self.namer.is_running(wait.tid),
-            _ if wait.func != 0 => age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "rwsem_down_"),
+            Some(Kind::Rwsem) if wait.func != 0 => {
+                age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "rwsem_down_")
+            }
+            _ if wait.func != 0 => age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "jbd2_"),
             _ => false,
         }
     }
