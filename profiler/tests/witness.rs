@@ -194,8 +194,9 @@ fn judge(runs: &[(ByKind, ByKind); 2]) {
     assert!(judged.len() >= 2, "too little was contended");
     for (kind, ratios) in judged {
         for ratio in ratios {
+            // One order alone is off by the other tool's handlers: about 300 ns of a spin of 3 us.
             assert!(
-                (ratio.0 - 1.0).abs() <= 0.03 && (ratio.1 - 1.0).abs() <= 0.12,
+                (ratio.0 - 1.0).abs() <= 0.03 && (ratio.1 - 1.0).abs() <= 0.25,
                 "{kind} in one order: {ratio:?}"
             );
         }
