@@ -280,7 +280,7 @@ fn sigkill_of_lockscope_leaves_nothing_attached() {
     let scratch = Scratch::new("vm-sigkill");
     let file = scratch.path("killed.rec");
     let mut recorder = Running::start(lockscope(&["record", "--interval", "0.3", "-o"]).arg(&file));
-    wait_for(Duration::from_secs(60), "some snapshots", || snapshots_in(&file) >= 2);
+    wait_for(Duration::from_secs(120), "some snapshots", || snapshots_in(&file) >= 2);
     let programs = bpf_programs_of(recorder.0.id());
     assert!(programs.len() >= 7, "{programs:?}");
     recorder.signal(libc::SIGKILL);

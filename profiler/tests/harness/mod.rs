@@ -216,7 +216,7 @@ pub fn a_freeze_shows_while_it_lasts(name: &str, mount: &Path) {
     let file = scratch.path("freeze.rec");
     let mut recorder =
         Running::start(lockscope(&["record", "-d", "7", "--interval", "0.25", "-o"]).arg(&file));
-    wait_for(Duration::from_secs(30), "the recording", || file.exists());
+    wait_for(Duration::from_secs(120), "the recording", || file.exists());
     std::thread::sleep(Duration::from_secs(1));
     succeed(Command::new("fsfreeze").arg("-f").arg(mount));
     let target = mount.join("frozen");
