@@ -3,7 +3,7 @@
 /// Frames kept of one kernel stack, at most.
 pub const MAX_FRAMES: usize = 32;
 /// Programs that walk stacks and may come in between one another on a CPU.
-pub const FAMILIES: u32 = 6;
+pub const FAMILIES: u32 = 8;
 /// Waits one task, or one CPU's spinning contexts, can have open at once. Two lost 12 % of the pairs on PREEMPT_RT.
 pub const DEPTH: usize = 4;
 /// Cells below this number are not made by user space: one *other* cell and one *below the minimum* cell for each

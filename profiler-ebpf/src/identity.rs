@@ -28,7 +28,7 @@ pub fn identify(key: &mut CellKey, constant: u64, family: Family) {
     if constant == 0 || key.lock >= IMAGE {
         return;
     }
-    let Some(words) = PAGES.get_ptr_mut(cpu() * FAMILIES + family as u32) else { return };
+    let Some(words) = PAGES.get_ptr_mut(cpu() * FAMILIES + family.index()) else { return };
     let Some(page) =
         slab_of(words, constant.wrapping_add((key.lock >> PAGE_SHIFT).wrapping_mul(PAGE_STRUCT)))
     else {

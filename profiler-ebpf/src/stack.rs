@@ -12,20 +12,27 @@ use crate::{
     maps::{SCRATCH, count, cpu},
 };
 
-/// Which programs may interrupt one another and so need scratch room of their own.
+/// Which programs may come in between one another: each has scratch room of its own. A plain number and no constant, so that
+/// the verifier does not walk all that follows once for each.
 #[derive(Clone, Copy)]
-pub enum Family {
+pub struct Family(u32);
+
+impl Family {
     /// Programs on tracepoints: preemption is off.
-    Tracepoint = 0,
-    /// The program at the exit of the read slow path. On a preemptible kernel another task may come in between, with any
-    /// program but the same one: the kernel skips that.
-    ReadExit = 1,
-    /// The program at the exit of the write slow path.
-    WriteExit = 2,
-    /// The programs at the exits of the three jbd2 functions.
-    LockedExit = 3,
-    SpaceExit = 4,
-    CommitExit = 5,
+    pub const TRACEPOINT: Family = Family(0);
+
+    /// The program at a timed function's exit. On a preemptible kernel another task may come in between, with any program
+    /// but the same one: the kernel skips that.
+    #[inline(always)]
+    pub fn of_function(func: u8) -> Family {
+        Family(func as u32 & (FAMILIES - 1))
+    }
+
+    /// The number of its room among a CPU's.
+    #[inline(always)]
+    pub fn index(self) -> u32 {
+        self.0
+    }
 }
 
 /// A walked stack. `frames` lies in scratch room and is this program's until it returns.
@@ -50,12 +57,10 @@ pub fn walk<C: EbpfContext>(ctx: &C, family: Family, depth: u32) -> Stack {
     if depth == 0 {
         return Stack::NONE;
     }
-    let Some(frames) = SCRATCH.get_ptr_mut(cpu() * FAMILIES + family as u32) else { return Stack::NONE };
+    let Some(frames) = SCRATCH.get_ptr_mut(cpu() * FAMILIES + family.index()) else { return Stack::NONE };
     let bytes = depth.min(MAX_FRAMES as u32) * 8;
-    let skip = match family {
-        Family::Tracepoint => kernel::SKIP_TRACEPOINT.load(),
-        _ => kernel::SKIP_FUNCTION.load(),
-    };
+    let skip =
+        if family.index() == 0 { kernel::SKIP_TRACEPOINT.load() } else { kernel::SKIP_FUNCTION.load() };
     // SAFETY: `frames` is a map value of MAX_FRAMES words and `bytes` is no more than that.
     let got = unsafe { bpf_get_stack(ctx.as_ptr(), frames.cast(), bytes, (skip & 0xff) as u64) };
     if got <= 0 {

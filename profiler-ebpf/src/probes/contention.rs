@@ -165,7 +165,7 @@ fn end<C: EbpfContext>(ctx: &C, lock: u64, ret: i32) {
     count(Counter::Ends);
     if let Some((mut wait, _)) = inflight::finish(&home, open, current.now) {
         wait.outcomes = if ret < 0 { INTERRUPTED } else { 0 };
-        account::account(ctx, &current, wait, Family::Tracepoint);
+        account::account(ctx, &current, wait, Family::TRACEPOINT);
     }
 }
 

@@ -5,7 +5,7 @@
 
 use profiler_common::{
     Kind, Mode, OwnerKind,
-    inflight::{FUNC_JBD2_WAIT_COMMIT, FUNC_JBD2_WAIT_LOCKED, FUNC_JBD2_WAIT_SPACE, PHASE_QUEUE},
+    inflight::{FUNC_JBD2_WAIT_LOCKED, FUNC_JBD2_WAIT_SPACE, PHASE_QUEUE},
     loss::Counter,
 };
 
@@ -15,7 +15,6 @@ use crate::{
     inflight::{self, Begin},
     kernel::{self, ABSENT, Owner},
     maps::count,
-    stack::Family,
 };
 
 /// T_RUNNING (include/linux/jbd2.h): the transaction still takes handles.
@@ -62,7 +61,7 @@ pub fn is_ours(func: u8) -> bool {
 
 /// A timed function of jbd2 is left.
 #[inline(always)]
-pub fn leave(current: &Current, func: u8) -> Option<(Wait, Family)> {
+pub fn leave(current: &Current, func: u8) -> Option<Wait> {
     let home = inflight::task_home(current.tid);
     let Some((home, open)) = home.and_then(|home| Some((home, home.find_func(func)?))) else {
         inflight::miss_entry(current);
@@ -73,14 +72,5 @@ pub fn leave(current: &Current, func: u8) -> Option<(Wait, Family)> {
     wait.wait_ns = wait.wait_ns.saturating_sub(wait.spin_ns);
     wait.queue_ns = wait.wait_ns;
     wait.spin_ns = 0;
-    Some((wait, family(func)))
-}
-
-#[inline(always)]
-fn family(func: u8) -> Family {
-    match func {
-        FUNC_JBD2_WAIT_LOCKED => Family::LockedExit,
-        FUNC_JBD2_WAIT_COMMIT => Family::CommitExit,
-        _ => Family::SpaceExit,
-    }
+    Some(wait)
 }

@@ -18,6 +18,7 @@ use profiler_common::{
         FLAG_HANDOFF, FLAG_MAY_STEAL, FLAG_QUEUED, FLAG_WAITERS, FUNC_RWSEM_READ, FUNC_RWSEM_SPIN_ON_OWNER,
         FUNC_RWSEM_WRITE, PHASE_SPIN,
     },
+    limits::FAMILIES,
     loss::Counter,
 };
 
@@ -26,7 +27,7 @@ use crate::{
     filter::{self, Current},
     inflight::{self, Begin, Home},
     kernel::{self, Owner},
-    maps::count,
+    maps::{SCRATCH, count, cpu},
     probes::jbd2,
     stack::Family,
 };
@@ -171,14 +172,29 @@ fn mark_handoff(tid: u32, lock: u64) {
 fn leave<C: EbpfContext>(ctx: &C, func: u8, ret: u64) {
     let Some(current) = filter::current() else { return };
     let done = if jbd2::is_ours(func) { jbd2::leave(&current, func) } else { close(&current, func, ret) };
-    if let Some((wait, family)) = done {
-        account::account(ctx, &current, wait, family);
+    if let Some(mut wait) = done {
+        wait.outcomes = forget_origin(wait.outcomes, func);
+        account::account(ctx, &current, wait, Family::of_function(func));
+    }
+}
+
+/// The same value, of which the verifier knows nothing any more: sent through scratch room. It would otherwise walk the
+/// whole accounting once for each way a wait can come out, and near its limit.
+#[inline(always)]
+fn forget_origin(value: u32, func: u8) -> u32 {
+    let Some(room) = SCRATCH.get_ptr_mut(cpu() * FAMILIES + Family::of_function(func).index()) else {
+        return 0;
+    };
+    // SAFETY: the first word of a map value that is this program's until it returns.
+    unsafe {
+        core::ptr::write_volatile(room as *mut u32, value);
+        core::ptr::read_volatile(room as *const u32)
     }
 }
 
 /// Ends the wait of a slow path and says how it came out.
 #[inline(always)]
-fn close(current: &Current, func: u8, ret: u64) -> Option<(Wait, Family)> {
+fn close(current: &Current, func: u8, ret: u64) -> Option<Wait> {
     let home = inflight::task_home(current.tid);
     let found = home.and_then(|home| Some((home, home.find_func(func)?)));
     let Some((home, open)) = found.filter(|(home, open)| is_of(home, *open, ret)) else {
@@ -189,7 +205,7 @@ fn close(current: &Current, func: u8, ret: u64) -> Option<(Wait, Family)> {
     let (mut wait, flags) = inflight::finish(&home, open, current.now)?;
     let reader = func == FUNC_RWSEM_READ;
     wait.outcomes = outcomes(reader, flags, ret >= FIRST_ERROR, wait.wait_ns);
-    Some((wait, if reader { Family::ReadExit } else { Family::WriteExit }))
+    Some(wait)
 }
 
 /// Whether this exit belongs to that entry: both slow paths return the semaphore, or an error. Where the kernel has
