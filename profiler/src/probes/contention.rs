@@ -68,8 +68,7 @@ fn only_rwsems(hook: Option<String>) -> Vec<Coverage> {
 
 const RWLOCK: &str =
     "readers in interrupts spin before the tracepoint (qrwlock.c, queued_read_lock_slowpath)";
-const NO_HOOK: &str =
-    "the kernel has no lock tracepoint there: mbcache's buckets, jbd2's waits and buffer locks are hidden";
+const NO_HOOK: &str = "the kernel has no lock tracepoint there: mbcache's buckets and buffer locks are hidden; jbd2's waits have a probe of their own";
 const QUEUED: &str =
     "queued waiters only: the second contender spins on the pending bit, untraced (qspinlock.c)";
 
