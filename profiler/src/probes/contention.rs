@@ -14,24 +14,20 @@ pub const SPEC: ProbeSpec = ProbeSpec {
         Hook {
             name: "tp_btf",
             attachments: &[
-                attach("contention_end", Target::BtfTracepoint("contention_end")),
-                attach("contention_begin", Target::BtfTracepoint("contention_begin")),
+                Attachment::needed("contention_end", Target::BtfTracepoint("contention_end")),
+                Attachment::needed("contention_begin", Target::BtfTracepoint("contention_begin")),
             ],
         },
         Hook {
             name: "raw_tp",
             attachments: &[
-                attach("contention_end_raw", Target::RawTracepoint("contention_end")),
-                attach("contention_begin_raw", Target::RawTracepoint("contention_begin")),
+                Attachment::needed("contention_end_raw", Target::RawTracepoint("contention_end")),
+                Attachment::needed("contention_begin_raw", Target::RawTracepoint("contention_begin")),
             ],
         },
     ],
     coverage,
 };
-
-const fn attach(program: &'static str, target: Target) -> Attachment {
-    Attachment { program, target, optional: false }
-}
 
 fn coverage(attached: &Attached, features: &Features) -> Vec<Coverage> {
     let Some(hook) = attached.hook else {

@@ -19,20 +19,16 @@ pub const SPEC: ProbeSpec = ProbeSpec {
     hooks: &[Hook {
         name: "fentry/fexit",
         attachments: &[
-            attach("function_exit", Target::Exit(LOCKED, FUNC_JBD2_WAIT_LOCKED)),
-            attach("function_exit", Target::Exit(SPACE, FUNC_JBD2_WAIT_SPACE)),
-            attach("function_exit", Target::Exit(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
-            attach("function_entry", Target::Entry(LOCKED, FUNC_JBD2_WAIT_LOCKED)),
-            attach("function_entry", Target::Entry(SPACE, FUNC_JBD2_WAIT_SPACE)),
-            attach("function_entry", Target::Entry(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
+            Attachment::needed("function_exit", Target::Exit(LOCKED, FUNC_JBD2_WAIT_LOCKED)),
+            Attachment::needed("function_exit", Target::Exit(SPACE, FUNC_JBD2_WAIT_SPACE)),
+            Attachment::needed("function_exit", Target::Exit(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
+            Attachment::needed("function_entry", Target::Entry(LOCKED, FUNC_JBD2_WAIT_LOCKED)),
+            Attachment::needed("function_entry", Target::Entry(SPACE, FUNC_JBD2_WAIT_SPACE)),
+            Attachment::needed("function_entry", Target::Entry(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
         ],
     }],
     coverage,
 };
-
-const fn attach(program: &'static str, target: Target) -> Attachment {
-    Attachment { program, target, optional: false }
-}
 
 const WAITS: &str = "jbd2 waits: transaction locked or full, checkpoint, commit";
 const REST: &str =

@@ -20,34 +20,26 @@ pub const SPEC: ProbeSpec = ProbeSpec {
         Hook {
             name: "fentry/fexit",
             attachments: &[
-                attach("function_exit", Target::Exit(READ, FUNC_RWSEM_READ)),
-                attach("function_exit", Target::Exit(WRITE, FUNC_RWSEM_WRITE)),
-                attach("function_entry", Target::Entry(READ, FUNC_RWSEM_READ)),
-                attach("function_entry", Target::Entry(WRITE, FUNC_RWSEM_WRITE)),
-                optional("function_entry", Target::Entry(HANDOFF, FUNC_RWSEM_SPIN_ON_OWNER)),
+                Attachment::needed("function_exit", Target::Exit(READ, FUNC_RWSEM_READ)),
+                Attachment::needed("function_exit", Target::Exit(WRITE, FUNC_RWSEM_WRITE)),
+                Attachment::needed("function_entry", Target::Entry(READ, FUNC_RWSEM_READ)),
+                Attachment::needed("function_entry", Target::Entry(WRITE, FUNC_RWSEM_WRITE)),
+                Attachment::optional("function_entry", Target::Entry(HANDOFF, FUNC_RWSEM_SPIN_ON_OWNER)),
             ],
         },
         Hook {
             name: "kprobe/kretprobe",
             attachments: &[
-                attach("rwsem_read_exit", Target::Kretprobe(READ)),
-                attach("rwsem_write_exit", Target::Kretprobe(WRITE)),
-                attach("rwsem_read_entry", Target::Kprobe(READ)),
-                attach("rwsem_write_entry", Target::Kprobe(WRITE)),
-                optional("rwsem_handoff_entry", Target::Kprobe(HANDOFF)),
+                Attachment::needed("rwsem_read_exit", Target::Kretprobe(READ)),
+                Attachment::needed("rwsem_write_exit", Target::Kretprobe(WRITE)),
+                Attachment::needed("rwsem_read_entry", Target::Kprobe(READ)),
+                Attachment::needed("rwsem_write_entry", Target::Kprobe(WRITE)),
+                Attachment::optional("rwsem_handoff_entry", Target::Kprobe(HANDOFF)),
             ],
         },
     ],
     coverage,
 };
-
-const fn attach(program: &'static str, target: Target) -> Attachment {
-    Attachment { program, target, optional: false }
-}
-
-const fn optional(program: &'static str, target: Target) -> Attachment {
-    Attachment { program, target, optional: true }
-}
 
 const MISSED: &str = "kretprobes lose returns when many tasks sleep inside: see missed returns";
 const SKIPPED: &str = "on a preemptible kernel some entries and exits are skipped: see recursion misses";

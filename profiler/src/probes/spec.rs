@@ -40,6 +40,18 @@ pub struct Attachment {
     pub optional: bool,
 }
 
+impl Attachment {
+    /// A program without which the hook does not stand.
+    pub const fn needed(program: &'static str, target: Target) -> Attachment {
+        Attachment { program, target, optional: false }
+    }
+
+    /// A program that the hook stands without.
+    pub const fn optional(program: &'static str, target: Target) -> Attachment {
+        Attachment { program, target, optional: true }
+    }
+}
+
 /// A place in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
