@@ -28,6 +28,10 @@ pub struct Control {
     pub table_full: u32,
     /// page = constant + (address >> 12) × 64, modulo 2^64; 0 = no lock is identified.
     pub page_constant: u64,
+    /// One lookup in the buffer LRU in `lru_mask` + 1 is timed (a power of two); `u32::MAX` = none.
+    pub lru_mask: u32,
+    /// Always 0.
+    pub pad: u32,
 }
 
 /// Select processes in the map of tgids.
@@ -37,4 +41,4 @@ pub const SELECT_COMM: u32 = 2;
 /// Select tasks below the cgroups in the cgroup map.
 pub const SELECT_CGROUP: u32 = 4;
 
-const _: () = assert!(core::mem::size_of::<Control>() == 112);
+const _: () = assert!(core::mem::size_of::<Control>() == 120);

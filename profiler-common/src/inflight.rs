@@ -69,5 +69,20 @@ pub const FUNC_JBD2_WAIT_LOCKED: u8 = 4;
 pub const FUNC_JBD2_WAIT_SPACE: u8 = 5;
 /// Timed function: `jbd2_log_wait_commit(journal, tid)`.
 pub const FUNC_JBD2_WAIT_COMMIT: u8 = 6;
+/// Timed function: `out_of_line_wait_on_bit(word, bit)`, for `BH_Shadow` only.
+pub const FUNC_JBD2_SHADOW: u8 = 7;
+/// Timed function: `__lock_buffer(bh)`, entered only when the buffer is locked.
+pub const FUNC_LOCK_BUFFER: u8 = 8;
+/// Timed function: `__folio_lock(folio)`, entered only when the folio is locked.
+pub const FUNC_LOCK_FOLIO: u8 = 9;
+/// Timed function: `__folio_lock_killable(folio)`.
+pub const FUNC_LOCK_FOLIO_KILLABLE: u8 = 10;
+
+/// Parts of fsync, for the programs that time it: `ext4_sync_file`, `file_write_and_wait_range`, `blkdev_issue_flush`.
+pub const FUNC_FSYNC: u8 = 1;
+/// As above.
+pub const FUNC_FSYNC_WRITE: u8 = 2;
+/// As above.
+pub const FUNC_FSYNC_FLUSH: u8 = 3;
 
 const _: () = assert!(core::mem::size_of::<Interval>() == 64);

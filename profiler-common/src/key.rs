@@ -28,11 +28,24 @@ pub enum Kind {
     Jbd2Checkpoint = 9,
     /// Not a lock: somebody waits for a commit to end (fs/jbd2/journal.c, jbd2_log_wait_commit).
     Commit = 10,
+    /// Not a lock: a handle wants to change a buffer that a commit is writing (fs/jbd2/transaction.c,
+    /// do_get_write_access, BH_Shadow): metric B-14.
+    Jbd2Shadow = 11,
+    /// A buffer's bit lock (fs/buffer.c, __lock_buffer).
+    Buffer = 12,
+    /// A folio's bit lock (mm/filemap.c, __folio_lock).
+    Folio = 13,
+    /// No wait: a timed sample of lookups in the buffer LRU (fs/buffer.c, find_get_block_common). Its mode is a
+    /// [`crate::bh_lru::Lookup`].
+    LruLookup = 14,
+    /// No wait: somebody had every CPU's buffer LRU emptied (fs/buffer.c, invalidate_bh_lrus; mm/swap.c,
+    /// lru_add_drain_all).
+    LruInvalidate = 15,
 }
 
 impl Kind {
     /// All kinds, in the order of their numbers.
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 16] = [
         Kind::Semaphore,
         Kind::Spin,
         Kind::Rwlock,
@@ -44,6 +57,11 @@ impl Kind {
         Kind::Jbd2Full,
         Kind::Jbd2Checkpoint,
         Kind::Commit,
+        Kind::Jbd2Shadow,
+        Kind::Buffer,
+        Kind::Folio,
+        Kind::LruLookup,
+        Kind::LruInvalidate,
     ];
 
     /// The field's word for this kind.
@@ -60,7 +78,17 @@ impl Kind {
             Kind::Jbd2Full => "jbd2:full",
             Kind::Jbd2Checkpoint => "jbd2:checkpoint",
             Kind::Commit => "commit",
+            Kind::Jbd2Shadow => "jbd2:shadow",
+            Kind::Buffer => "buffer",
+            Kind::Folio => "folio",
+            Kind::LruLookup => "lru-lookup",
+            Kind::LruInvalidate => "lru-invalidate",
         }
+    }
+
+    /// Whether it is a wait. What is not is counted with the same means, and stands in no table of waits.
+    pub const fn is_wait(self) -> bool {
+        !matches!(self, Kind::LruLookup | Kind::LruInvalidate)
     }
 
     /// The kind with this number, if there is one.
@@ -182,6 +210,11 @@ pub const CACHE_INODE: u32 = 2;
 pub const CACHE_MM: u32 = 3;
 /// kmalloc: nothing is known of the objects, a lock is its address.
 pub const CACHE_KMALLOC: u32 = 4;
+
+/// Stands for a cache where the lock is a folio's: the instance is its file.
+pub const FOLIO_CLASS: u64 = 1;
+/// Stands for a cache where the lock is a buffer's bit: the instance is its block, and the device is there as well.
+pub const BUFFER_CLASS: u64 = 2;
 
 /// Where user space put a key: its cell, and the histogram of its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

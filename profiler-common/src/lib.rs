@@ -6,11 +6,13 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod bh_lru;
 pub mod cell;
 pub mod control;
 pub mod first_sight;
 pub mod hist;
 pub mod inflight;
+pub mod journal;
 pub mod key;
 pub mod limits;
 pub mod loss;

@@ -3,14 +3,14 @@
 /// Frames kept of one kernel stack, at most.
 pub const MAX_FRAMES: usize = 32;
 /// Programs that walk stacks and may come in between one another on a CPU.
-pub const FAMILIES: u32 = 8;
+pub const FAMILIES: u32 = 16;
 /// Waits one task, or one CPU's spinning contexts, can have open at once. Two lost 12 % of the pairs on PREEMPT_RT.
 pub const DEPTH: usize = 4;
 /// Cells below this number are not made by user space: one *other* cell and one *below the minimum* cell for each
 /// kind and mode.
-pub const RESERVED_CELLS: u32 = 128;
+pub const RESERVED_CELLS: u32 = 256;
 /// The first *below the minimum wait* cell; the *other* cells lie before it.
-pub const BELOW_CELLS: u32 = 64;
+pub const BELOW_CELLS: u32 = 128;
 /// Letters that a nested interrupt may still write into a mailbox that the interrupted context found nearly full.
 /// Task, soft interrupt, hard interrupt and NMI can nest, each at most once per program.
 pub const MAILBOX_MARGIN: u64 = 8;

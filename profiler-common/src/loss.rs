@@ -29,6 +29,12 @@ pub enum Counter {
     Letters = 9,
     /// Waits at a lock in an object of a slab cache that user space had not heard of: known by their address.
     UnknownCache = 10,
+    /// A CPU's buffer LRU was emptied (fs/buffer.c, invalidate_bh_lru, invalidate_bh_lrus_cpu): metric C-9.
+    LruInvalidations = 11,
+    /// `start_this_handle` entered: successful starts and restarts, failed ones, and those in progress.
+    HandleEntries = 12,
+    /// `start_this_handle` left with an error, seen at the thread's next start.
+    FailedStarts = 13,
 
     /// An end whose begin was not seen: it began before attaching, or its begin was lost. Not counted under a selector.
     EndWithoutBegin = 16,
@@ -52,13 +58,17 @@ pub enum Counter {
     MissedReturns = 26,
     /// Processes of the followed command for which there was no room in the set: their waits are not recorded.
     FollowFull = 27,
+    /// Another thread's handle, or fsync, holds this thread's place: it is counted but not timed.
+    HandleCollision = 28,
+    /// Commits that user space came too late for: they are in no timeline.
+    LostCommits = 29,
     /// A wait left open by a task that is gone, dropped by user space.
     Abandoned = 25,
 }
 
 impl Counter {
     /// Counters that mean that something is missing, with the words for it.
-    pub const LOSSES: [(Counter, &'static str); 12] = [
+    pub const LOSSES: [(Counter, &'static str); 14] = [
         (Counter::EndWithoutBegin, "end_without_begin"),
         (Counter::ExitWithoutEntry, "exit_without_entry"),
         (Counter::LostEnd, "lost_end"),
@@ -71,10 +81,12 @@ impl Counter {
         (Counter::Abandoned, "abandoned"),
         (Counter::MissedReturns, "missed_returns"),
         (Counter::FollowFull, "follow_full"),
+        (Counter::HandleCollision, "handle_collision"),
+        (Counter::LostCommits, "lost_commits"),
     ];
 
     /// Counters that lose nothing, with the words for them.
-    pub const TALLIES: [(Counter, &'static str); 11] = [
+    pub const TALLIES: [(Counter, &'static str); 14] = [
         (Counter::Begins, "begins"),
         (Counter::Ends, "ends"),
         (Counter::Entries, "entries"),
@@ -86,5 +98,8 @@ impl Counter {
         (Counter::RwsemWriteEntries, "rwsem_write_entries"),
         (Counter::Letters, "letters"),
         (Counter::UnknownCache, "unknown_cache"),
+        (Counter::LruInvalidations, "lru_invalidations"),
+        (Counter::HandleEntries, "handle_entries"),
+        (Counter::FailedStarts, "failed_starts"),
     ];
 }

@@ -15,6 +15,7 @@ use crate::{
     filter::Current,
     first_sight, identity, kernel, log,
     maps::{CELL_OF, CELLS, HISTS, add_u32, add_u64, count, cpu},
+    probes::{fsync, handle},
     stack::{self, Family, Stack},
 };
 
@@ -34,6 +35,8 @@ pub struct Wait {
 /// Accounts one wait under the current settings.
 #[inline(always)]
 pub fn account<C: EbpfContext>(ctx: &C, current: &Current, mut wait: Wait, family: Family) {
+    handle::note(&wait);
+    fsync::note(&wait);
     if wait.wait_ns < current.control.min_wait_ns {
         add(BELOW_CELLS + reserved(&wait.key), &wait);
         return;
@@ -41,13 +44,26 @@ pub fn account<C: EbpfContext>(ctx: &C, current: &Current, mut wait: Wait, famil
     let stack = stack::walk(ctx, family, current.control.stack_depth);
     wait.key.stack = stack.hash;
     identity::identify(&mut wait.key, current.control.page_constant, family);
+    record(ctx, current, &wait, &stack);
+}
+
+/// Accounts what is no wait and has no lock: every length of it counts.
+#[inline(always)]
+pub fn sample<C: EbpfContext>(ctx: &C, current: &Current, mut wait: Wait, family: Family) {
+    let stack = stack::walk(ctx, family, current.control.stack_depth);
+    wait.key.stack = stack.hash;
+    record(ctx, current, &wait, &stack);
+}
+
+#[inline(always)]
+fn record<C: EbpfContext>(ctx: &C, current: &Current, wait: &Wait, stack: &Stack) {
     // SAFETY: user space replaces values of this map, never tears one: 8 bytes are copied at once.
     match unsafe { CELL_OF.get(&wait.key) } {
         Some(&CellRef { cell, hist }) => {
-            add(cell, &wait);
-            add_to_histogram(hist, &wait);
+            add(cell, wait);
+            add_to_histogram(hist, wait);
         }
-        None => unknown(ctx, current, &wait, &stack),
+        None => unknown(ctx, current, wait, stack),
     }
 }
 
@@ -66,7 +82,7 @@ fn unknown<C: EbpfContext>(ctx: &C, current: &Current, wait: &Wait, stack: &Stac
 /// The reserved cell of this kind and mode.
 #[inline(always)]
 fn reserved(key: &CellKey) -> u32 {
-    (key.kind as u32 & 15) * 4 + (key.mode as u32 & 3)
+    (key.kind as u32 & 31) * 4 + (key.mode as u32 & 3)
 }
 
 #[inline(always)]

@@ -30,7 +30,7 @@ fn now() -> u64 {
 #[inline(always)]
 pub fn current() -> Option<Current> {
     let control = CONTROL.get(0)?;
-    if control.enabled == 0 || crate::kernel::LOCKSCOPE_ABI_3.load() != 3 {
+    if control.enabled == 0 || crate::kernel::LOCKSCOPE_ABI_4.load() != 4 {
         return None;
     }
     let now = now();

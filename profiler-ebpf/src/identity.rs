@@ -4,8 +4,8 @@
 
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel;
 use profiler_common::{
-    CellKey,
-    key::{CACHE_INODE, CACHE_KMALLOC, CACHE_MM, CacheInfo},
+    CellKey, Kind,
+    key::{BUFFER_CLASS, CACHE_INODE, CACHE_KMALLOC, CACHE_MM, CacheInfo, FOLIO_CLASS},
     limits::FAMILIES,
     loss::Counter,
 };
@@ -25,6 +25,14 @@ const IMAGE: u64 = 0xffff_ffff_8000_0000;
 /// Replaces the lock's address in the key by class and instance, where they can be told.
 #[inline(always)]
 pub fn identify(key: &mut CellKey, constant: u64, family: Family) {
+    if key.kind == Kind::Folio as u8 {
+        describe_folio(key);
+        return;
+    }
+    if key.kind == Kind::Buffer as u8 || key.kind == Kind::Jbd2Shadow as u8 {
+        describe_buffer(key);
+        return;
+    }
     if constant == 0 || key.lock >= IMAGE {
         return;
     }
@@ -95,6 +103,33 @@ fn describe(key: &mut CellKey, info: &CacheInfo, object: u64) {
         describe_inode(key, object + info.inode_offset as u64);
     } else if info.kind == CACHE_MM {
         key.instance = mm_owner(object).unwrap_or(key.tgid) as u64;
+    }
+}
+
+/// A buffer is known by its device and block.
+#[inline(always)]
+fn describe_buffer(key: &mut CellKey) {
+    let buffer = key.lock;
+    key.lock = BUFFER_CLASS;
+    key.offset = 0;
+    key.instance = read(buffer + kernel::OFF_BH_BLOCK.load() as u64).unwrap_or(0);
+    let bdev: u64 = read(buffer + kernel::OFF_BH_BDEV.load() as u64).unwrap_or(0);
+    key.device = read(bdev + kernel::OFF_BDEV_DEV.load() as u64).unwrap_or(0);
+}
+
+/// PAGE_MAPPING_FLAGS (include/linux/page-flags.h): not a file's page.
+const NO_FILE: u64 = 3;
+
+/// A folio is known by the file that it belongs to; anonymous ones have none.
+#[inline(always)]
+fn describe_folio(key: &mut CellKey) {
+    let mapping: u64 = read(key.lock + kernel::OFF_FOLIO_MAPPING.load() as u64).unwrap_or(0);
+    key.lock = FOLIO_CLASS;
+    key.offset = 0;
+    if mapping & NO_FILE == 0
+        && let Some(host) = read::<u64>(mapping + kernel::OFF_MAPPING_HOST.load() as u64)
+    {
+        describe_inode(key, host);
     }
 }
 

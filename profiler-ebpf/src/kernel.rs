@@ -15,7 +15,7 @@ macro_rules! globals {
 
 globals! {
     /// The layout that this object was built with; user space sets the one that it knows, by this very name.
-    LOCKSCOPE_ABI_3: u32 = 3;
+    LOCKSCOPE_ABI_4: u32 = 4;
     /// Cells of one CPU.
     CELLS_PER_CPU: u32 = 0;
     /// In-flight slots − 1; a power of two − 1.
@@ -51,6 +51,35 @@ globals! {
     /// journal_s.j_running_transaction, transaction_s.t_state
     OFF_JOURNAL_RUNNING: u32 = ABSENT;
     OFF_TRANSACTION_STATE: u32 = ABSENT;
+    /// Places for open handles − 1; a power of two − 1.
+    HANDLE_MASK: u32 = 0;
+    /// journal_s.j_barrier_count, j_reserved_credits, j_state_lock, j_checkpoint_mutex, j_fs_dev
+    OFF_JOURNAL_BARRIER: u32 = ABSENT;
+    OFF_JOURNAL_RESERVED: u32 = ABSENT;
+    OFF_JOURNAL_STATE_LOCK: u32 = ABSENT;
+    OFF_JOURNAL_CHECKPOINT_MUTEX: u32 = ABSENT;
+    OFF_JOURNAL_DEVICE: u32 = 0;
+    /// block_device.bd_dev
+    OFF_BDEV_DEV: u32 = ABSENT;
+    /// transaction_s.t_tid
+    OFF_TRANSACTION_TID: u32 = 0;
+    /// jbd2_journal_handle.h_ref
+    OFF_HANDLE_REFERENCES: u32 = ABSENT;
+    /// jbd2_journal_handle.h_sync and h_reserved, in bits.
+    BIT_HANDLE_SYNC: u32 = ABSENT;
+    BIT_HANDLE_RESERVED: u32 = ABSENT;
+    /// task_struct.nvcsw
+    OFF_TASK_SWITCHES: u32 = ABSENT;
+    /// file.f_inode
+    OFF_FILE_INODE: u32 = 0;
+    /// buffer_head.b_bdev, b_blocknr
+    OFF_BH_BDEV: u32 = ABSENT;
+    OFF_BH_BLOCK: u32 = ABSENT;
+    /// BH_Shadow (include/linux/jbd2.h), the bit of a buffer that a commit is writing.
+    BIT_SHADOW: u32 = ABSENT;
+    /// folio.mapping, address_space.host
+    OFF_FOLIO_MAPPING: u32 = ABSENT;
+    OFF_MAPPING_HOST: u32 = ABSENT;
     /// Kinds to record, bits 1 << Kind.
     KINDS: u32 = u32::MAX;
     /// rw_semaphore.owner
@@ -105,6 +134,35 @@ pub fn size_of_kind(kind: u8) -> u64 {
 pub fn read<T>(address: u64) -> Option<T> {
     // SAFETY: the helper faults safely on any address.
     unsafe { bpf_probe_read_kernel(address as *const T) }.ok()
+}
+
+/// Loads a member of an object whose type the verifier knows; 0 where this kernel has no such member. Unlike `read` it calls
+/// no helper, and the kernel makes a load from a bad address read 0.
+///
+/// # Safety
+/// `object` comes from a typed argument, from a typed member, or from a helper that returns a typed pointer: the verifier
+/// refuses anything else.
+#[inline(always)]
+pub unsafe fn member<T: Copy + Default>(object: u64, offset: u32) -> T {
+    if offset == ABSENT {
+        return T::default();
+    }
+    // SAFETY: as the caller promises.
+    unsafe { core::ptr::read_volatile((object + offset as u64) as *const T) }
+}
+
+/// Loads a bit field of one bit.
+///
+/// # Safety
+/// As [`member`].
+#[inline(always)]
+pub unsafe fn bit_of(object: u64, bit: u32) -> bool {
+    if bit == ABSENT {
+        return false;
+    }
+    // SAFETY: as the caller promises.
+    let word: u32 = unsafe { member(object, bit / 32 * 4) };
+    word >> (bit % 32) & 1 != 0
 }
 
 /// Who held a lock: what its owner word says.

@@ -6,6 +6,7 @@
 #![feature(core_intrinsics)]
 
 mod account;
+mod devices;
 mod filter;
 mod first_sight;
 mod identity;

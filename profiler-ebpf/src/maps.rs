@@ -11,8 +11,10 @@ use aya_ebpf::{
 };
 use profiler_common::{
     Cell, CellKey, CellRef, Control, Interval, Letter,
+    bh_lru::{DEVICES, LruCell, LruSample},
     first_sight::MailboxEnds,
     hist::STRIDE,
+    journal::{Fsync, Handle, JOURNALS, Journal, JournalCell},
     key::CacheInfo,
     limits::{DEPTH, MAX_CACHES, MAX_CGROUPS, MAX_FRAMES, MAX_TGIDS, PEEK_BYTES},
     loss::{COUNTERS as COUNTER_ROOM, Counter},
@@ -73,6 +75,42 @@ pub static PAGES: Array<[u64; 8]> = Array::with_max_entries(1, 0);
 /// Slab caches by address, for identity. Filled by user space only.
 #[map]
 pub static CACHES: HashMap<u64, CacheInfo> = HashMap::with_max_entries(MAX_CACHES, 0);
+
+/// Each thread's open handle, by thread number modulo the size.
+#[map]
+pub static HANDLES: Array<Handle> = Array::with_max_entries(1, 0);
+
+/// Each thread's fsync, in the same way.
+#[map]
+pub static FSYNCS: Array<Fsync> = Array::with_max_entries(1, 0);
+
+/// Devices of the journals (`devices`): 0 = free, else the device + 1.
+#[map]
+pub static JOURNAL_DEVICES: Array<u64> = Array::with_max_entries(JOURNALS as u32, MMAPABLE);
+
+/// [cpu × JOURNALS + journal].
+#[map]
+pub static JOURNAL_CELLS: Array<JournalCell> = Array::with_max_entries(1, MMAPABLE);
+
+/// Each journal's commits.
+#[map]
+pub static JOURNAL_STATES: Array<Journal> = Array::with_max_entries(JOURNALS as u32, MMAPABLE);
+
+/// Devices whose buffers are looked up, in the same way.
+#[map]
+pub static LRU_DEVICES: Array<u64> = Array::with_max_entries(DEVICES as u32, MMAPABLE);
+
+/// [cpu × DEVICES + device].
+#[map]
+pub static LRU_CELLS: Array<LruCell> = Array::with_max_entries(1, MMAPABLE);
+
+/// The lookup being timed on each CPU.
+#[map]
+pub static LRU_SAMPLES: Array<LruSample> = Array::with_max_entries(1, 0);
+
+/// Where each thread last found a buffer outside the LRU: thread << 32 | CPU, by thread number modulo the size.
+#[map]
+pub static LRU_LAST_CPU: Array<u64> = Array::with_max_entries(1, 0);
 
 /// What the last peek read: a status word and the bytes.
 #[map]

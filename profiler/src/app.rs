@@ -238,6 +238,8 @@ fn meta(plan: &Plan, session: &Session) -> Meta {
         min_wait_ns: plan.measure.min_wait,
         stack_depth: plan.measure.stack_depth,
         coverage: session.coverage.clone(),
+        isolated_cpus: features.isolated_cpus.clone(),
+        lru_sampling: session.lru_sampling(),
         hz: features.hz,
     }
 }

@@ -81,8 +81,12 @@ pub enum ProbeName {
     Contention,
     /// The slow paths of reader-writer semaphores
     Rwsem,
-    /// jbd2's own waits by cause
+    /// jbd2's handles, waits by cause, commits and fsync
     Jbd2,
+    /// The bit locks of buffers and folios
+    BitLock,
+    /// The per-CPU LRU of buffer heads
+    BhLru,
 }
 
 impl ProbeName {
@@ -92,6 +96,8 @@ impl ProbeName {
             ProbeName::Contention => "contention",
             ProbeName::Rwsem => "rwsem",
             ProbeName::Jbd2 => "jbd2",
+            ProbeName::BitLock => "bit-lock",
+            ProbeName::BhLru => "bh-lru",
         }
     }
 }

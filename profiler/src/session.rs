@@ -36,6 +36,9 @@ const IDLE_PAUSE: Duration = Duration::from_millis(10);
 /// A wait this old whose thread is gone lost its end.
 const ABANDONED_NS: u64 = 60_000_000_000;
 
+/// One buffer lookup in so many is timed: a power of two.
+const LRU_SAMPLING: u32 = 1024;
+
 /// What the session is to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -197,6 +200,7 @@ impl Session {
             stack_depth: plan.measure.stack_depth,
             own_tgid: std::process::id(),
             page_constant: self.control.get(0).page_constant,
+            lru_mask: LRU_SAMPLING - 1,
             ..Control::default()
         };
         selection.write(&mut control, cgroups, self.follows_by_process)?;
@@ -333,6 +337,11 @@ impl Session {
     pub fn stop_identifying(&mut self) {
         let control = Control { page_constant: 0, ..self.control.get(0) };
         self.control.set(0, control);
+    }
+
+    /// One buffer lookup in so many is timed.
+    pub fn lru_sampling(&self) -> u64 {
+        u64::from(self.control.get(0).lru_mask) + 1
     }
 
     /// The in-flight table, for an independent sampler.

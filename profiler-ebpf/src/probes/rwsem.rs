@@ -15,8 +15,8 @@ use profiler_common::{
     cell::Outcome,
     first_sight::INTERRUPTED,
     inflight::{
-        FLAG_HANDOFF, FLAG_MAY_STEAL, FLAG_QUEUED, FLAG_WAITERS, FUNC_RWSEM_READ, FUNC_RWSEM_SPIN_ON_OWNER,
-        FUNC_RWSEM_WRITE, PHASE_SPIN,
+        FLAG_HANDOFF, FLAG_MAY_STEAL, FLAG_QUEUED, FLAG_WAITERS, FUNC_JBD2_SHADOW, FUNC_RWSEM_READ,
+        FUNC_RWSEM_SPIN_ON_OWNER, FUNC_RWSEM_WRITE, PHASE_SPIN,
     },
     limits::FAMILIES,
     loss::Counter,
@@ -28,7 +28,7 @@ use crate::{
     inflight::{self, Begin, Home},
     kernel::{self, Owner},
     maps::{SCRATCH, count, cpu},
-    probes::jbd2,
+    probes::sleep,
     stack::Family,
 };
 
@@ -47,7 +47,7 @@ const FIRST_ERROR: u64 = -4095i64 as u64;
 pub fn function_entry(ctx: FEntryContext) -> i32 {
     let func = cookie(&ctx);
     let mut count = 0u64;
-    if func == FUNC_RWSEM_READ {
+    if func == FUNC_RWSEM_READ || func == FUNC_JBD2_SHADOW {
         // SAFETY: a helper of this program type that checks the number of the argument itself.
         unsafe { bpf_get_func_arg(ctx.as_ptr(), 1, &mut count) };
     }
@@ -127,8 +127,8 @@ fn enter(func: u8, lock: u64, lock_count: u64) {
     if !current.is_selected() {
         return;
     }
-    if jbd2::is_ours(func) {
-        jbd2::enter(&current, func, lock);
+    if sleep::is_ours(func) {
+        sleep::enter(&current, func, lock, lock_count);
         return;
     }
     count(Counter::Entries);
@@ -171,7 +171,7 @@ fn mark_handoff(tid: u32, lock: u64) {
 #[inline(always)]
 fn leave<C: EbpfContext>(ctx: &C, func: u8, ret: u64) {
     let Some(current) = filter::current() else { return };
-    let done = if jbd2::is_ours(func) { jbd2::leave(&current, func) } else { close(&current, func, ret) };
+    let done = if sleep::is_ours(func) { sleep::leave(&current, func) } else { close(&current, func, ret) };
     if let Some(mut wait) = done {
         wait.outcomes = forget_origin(wait.outcomes, func);
         account::account(ctx, &current, wait, Family::of_function(func));

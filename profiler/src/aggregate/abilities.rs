@@ -15,10 +15,28 @@ pub struct Abilities {
     pub handed_off: Result<(), Reason>,
     /// Which writers waited as long as the handoff timeout.
     pub handoff_class: Result<(), Reason>,
+    /// jbd2's handles counted, and commits timed.
+    pub jbd2_counts: Result<(), Reason>,
+    /// jbd2's waits timed.
+    pub jbd2_waits: Result<(), Reason>,
+    /// Starts timed, by cause.
+    pub jbd2_starts: Result<(), Reason>,
+    /// Holds and stops timed.
+    pub jbd2_holds: Result<(), Reason>,
+    /// fsync timed by part.
+    pub fsync: Result<(), Reason>,
+    /// Hits in the buffer LRU counted.
+    pub lru_hits: Result<(), Reason>,
+    /// Lookups counted by outcome.
+    pub lru_lookups: Result<(), Reason>,
+    /// Lookups sampled.
+    pub lru_costs: Result<(), Reason>,
+    /// Invalidations counted.
+    pub lru_emptied: Result<(), Reason>,
 }
 
 impl Abilities {
-    /// Reads the lines of the probe `rwsem`. The metric's words choose the line: *outcomes*, *handoffs*, *handoff
+    /// Reads the lines of the probes. For `rwsem`: The metric's words choose the line: *outcomes*, *handoffs*, *handoff
     /// class*; without a line of its own a metric goes with the others.
     pub fn of(coverage: &[Coverage]) -> Abilities {
         let lines: Vec<&Coverage> = coverage.iter().filter(|line| line.probe == "rwsem").collect();
@@ -29,7 +47,21 @@ impl Abilities {
         };
         let rwsem = about("outcome");
         let also = |words| rwsem.clone().and_then(|()| about(words));
-        Abilities { handed_off: also("handoffs"), handoff_class: also("handoff class"), rwsem }
+        let of = |probe: &str, metric: &str| can_of(coverage, probe, metric);
+        Abilities {
+            handed_off: also("handoffs"),
+            handoff_class: also("handoff class"),
+            rwsem,
+            jbd2_counts: of("jbd2", "handles, credits"),
+            jbd2_waits: of("jbd2", "jbd2 waits: "),
+            jbd2_starts: of("jbd2", "start latency"),
+            jbd2_holds: of("jbd2", "handle hold"),
+            fsync: of("jbd2", "fsync"),
+            lru_hits: of("bh-lru", "LRU hits"),
+            lru_lookups: of("bh-lru", "LRU lookups, found"),
+            lru_costs: of("bh-lru", "by caller"),
+            lru_emptied: of("bh-lru", "invalidations"),
+        }
     }
 
     /// Whether the spinning part of this kind's waits is known.
@@ -40,9 +72,11 @@ impl Abilities {
             Some(Kind::Semaphore | Kind::PercpuRwsem | Kind::Rt) => {
                 Err(Reason::from("the tracepoint does not tell spinning apart"))
             }
-            Some(Kind::Jbd2Locked | Kind::Jbd2Full | Kind::Jbd2Checkpoint | Kind::Commit) => {
-                Err(Reason::from("a wait queue: nobody spins there"))
-            }
+            Some(
+                Kind::Jbd2Locked | Kind::Jbd2Full | Kind::Jbd2Checkpoint | Kind::Commit | Kind::Jbd2Shadow,
+            ) => Err(Reason::from("a wait queue: nobody spins there")),
+            Some(Kind::Buffer | Kind::Folio) => Err(Reason::from("a bit lock that is slept for")),
+            Some(Kind::LruLookup | Kind::LruInvalidate) => Err(Reason::from("no wait")),
             None => Err(Reason::from("several kinds, or an unknown one")),
         }
     }
@@ -61,6 +95,17 @@ impl Abilities {
             Some(Kind::Rwsem) => self.rwsem.clone(),
             _ => Err(Reason::from("outcomes are kept for rwsems only")),
         }
+    }
+}
+
+/// Whether the one line of this probe whose metric holds these words is covered.
+fn can_of(coverage: &[Coverage], probe: &str, words: &str) -> Result<(), Reason> {
+    let line = coverage.iter().find(|line| line.probe == probe && line.metric.contains(words));
+    let Some(line) = line else { return Err(Reason::from(format!("the probe {probe} is not in use"))) };
+    match (line.state, &line.reason) {
+        (CoverageState::Full | CoverageState::Partial, _) => Ok(()),
+        (_, Some(reason)) => Err(Reason::from(reason.clone())),
+        (_, None) => Err(Reason::from("not measured")),
     }
 }
 

@@ -8,9 +8,11 @@ use profiler_common::loss::Counter;
 
 use crate::snapshot::{OpenWait, ProgramCost, Totals, kind_name, mode_letter};
 
+use super::bh_lru::bh_lru;
 use super::finish::{Finish, owner};
-use super::gather::{Debt, Rows, between, ended, ended_ns, gather, settle_rows};
+use super::gather::{Debt, Rows, between, ended, ended_ns, gather, is_wait, settle_rows};
 use super::group::{class_of, lock_name};
+use super::journal::journals;
 use super::settle::{clamp, pay};
 use super::window::{Moment, NameBook};
 use super::{Abilities, Bucket, GroupBy, Open, OutcomeCounts, OwnCost, ProgramShare, Row, Sums, Table};
@@ -34,12 +36,14 @@ pub fn delta(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Momen
         in_progress: open_waits(names, now),
         losses,
         tallies,
-        totals: totals(prev, now, written_off),
+        totals: totals(names, prev, now, written_off),
         other: other.0.into_values().collect(),
         below_minimum: below.0.into_values().collect(),
         written_off_ns: clamp(written_off.load_ns),
         written_off: clamp(written_off.contentions),
         own_cost: own_cost(prev, now, window_ns),
+        journals: abilities.jbd2_counts.clone().map(|()| journals(names, abilities, prev, now)),
+        bh_lru: abilities.lru_hits.clone().map(|()| bh_lru(names, abilities, prev, now)),
     }
 }
 
@@ -100,11 +104,12 @@ fn pay_debts(debts: &Debts, below: &mut Buckets, other: &mut Buckets) -> Debt {
 }
 
 /// Everything together, from the sums themselves and not from the rows, so that a test can compare both.
-fn totals(prev: &Moment, now: &Moment, written_off: Debt) -> Sums {
+fn totals(names: &NameBook, prev: &Moment, now: &Moment, written_off: Debt) -> Sums {
     let mut sums = Sums::default();
     let mut contentions = written_off.contentions;
     let mut load_ns = written_off.load_ns;
-    let cells = now.cells.iter().map(|(id, totals)| between(totals, prev.cells.get(id)));
+    let waits = now.cells.iter().filter(|(id, _)| is_wait(names.cell(**id)));
+    let cells = waits.map(|(id, totals)| between(totals, prev.cells.get(id)));
     let other = now.other.iter().map(|(key, totals)| between(totals, prev.other.get(key)));
     let below = now.below_minimum.iter().map(|(key, totals)| between(totals, prev.below_minimum.get(key)));
     for grown in cells.chain(other).chain(below) {

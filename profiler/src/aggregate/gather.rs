@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use profiler_common::Kind;
+
 use crate::snapshot::{CellName, OpenWait, Totals};
 
 use super::settle::settle;
@@ -88,8 +90,8 @@ pub fn gather(by: GroupBy, names: &NameBook, prev: &Moment, now: &Moment) -> Row
     for (id, totals) in &now.cells {
         let before = prev.cells.get(id);
         let grown = between(totals, before);
-        if !grown.is_empty() {
-            let cell = names.cell(*id);
+        let cell = names.cell(*id);
+        if !grown.is_empty() && is_wait(cell) {
             let row = rows.entry(RowKey::of_cell(by, cell, names)).or_default();
             row.take(cell, &grown, before.map_or(0, |before| before.max_ns));
         }
@@ -101,6 +103,11 @@ pub fn gather(by: GroupBy, names: &NameBook, prev: &Moment, now: &Moment) -> Row
         rows.entry(RowKey::of_open(by, open, names)).or_default().see(open);
     }
     rows
+}
+
+/// Samples of what is no wait are counted in cells as well, and stand in tables of their own.
+pub fn is_wait(cell: &CellName) -> bool {
+    Kind::from_number(cell.kind).is_none_or(Kind::is_wait)
 }
 
 impl Gathered {

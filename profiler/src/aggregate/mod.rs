@@ -4,20 +4,24 @@
 #![forbid(unsafe_code)]
 
 mod abilities;
+mod bh_lru;
 mod delta;
 mod finish;
 mod gather;
 mod group;
 mod hist;
+mod journal;
 mod report;
 mod row;
 mod settle;
 mod window;
 
 pub use abilities::Abilities;
+pub use bh_lru::{LruCaller, LruCost, LruCounts, LruRow, LruTable};
 pub use delta::delta;
 pub use group::{GroupBy, RowKey};
 pub use hist::Hist;
+pub use journal::{Blamed, FsyncRow, JournalRow, PhaseRow, SpanRow};
 pub use report::{Report, whole};
 pub use row::{
     Bucket, InProgress, Open, OutcomeCounts, OwnCost, Owner, OwnerShare, ProcessShare, ProgramShare, Reading,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use profiler_common::{cell::OUTCOMES, cell::Outcome};
 
-use super::{GroupBy, Hist};
+use super::{GroupBy, Hist, JournalRow, LruTable};
 
 /// Why a value is missing, in words for the user.
 pub type Reason = Cow<'static, str>;
@@ -367,6 +367,10 @@ pub struct Table {
     pub written_off: u64,
     /// What lockscope cost.
     pub own_cost: OwnCost,
+    /// jbd2's journals, or why nothing of them is measured.
+    pub journals: Result<Vec<JournalRow>, Reason>,
+    /// The LRU of buffer heads, or why nothing of it is measured.
+    pub bh_lru: Result<LruTable, Reason>,
 }
 
 impl Table {

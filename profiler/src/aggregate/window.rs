@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::journal::CommitSums;
 use super::{Abilities, GroupBy, Hist, Meta, Table, delta};
+use crate::snapshot::subsystems::{JournalFill, JournalTotals, LruTotals, Subsystems};
 use crate::snapshot::{CellId, CellName, Cost, LockName, Names, OpenWait, Snapshot, StackName, Totals};
 
 /// All sums as they were at one moment, since the recording began.
@@ -28,6 +30,18 @@ pub struct Moment {
     pub counters: BTreeMap<String, u64>,
     /// What we cost.
     pub cost: Cost,
+    /// Journals by their file system's device.
+    pub journals: BTreeMap<u32, JournalTotals>,
+    /// Their commits.
+    pub commits: BTreeMap<u32, CommitSums>,
+    /// How full they were last.
+    pub fills: BTreeMap<u32, JournalFill>,
+    /// Buffer lookups by (CPU, device).
+    pub lru: BTreeMap<(u32, u32), LruTotals>,
+    /// Times that a CPU's LRU was emptied.
+    pub lru_emptied: BTreeMap<u32, u64>,
+    /// Buffers that the LRUs held last.
+    pub lru_pinned: Option<u64>,
 }
 
 impl Moment {
@@ -49,6 +63,20 @@ impl Moment {
         self.in_progress.clone_from(&snapshot.in_progress);
         self.counters.extend(snapshot.counters.iter().map(|(name, n)| (name.clone(), *n)));
         self.cost.clone_from(&snapshot.cost);
+        self.absorb_subsystems(&snapshot.subsystems);
+    }
+}
+
+impl Moment {
+    fn absorb_subsystems(&mut self, read: &Subsystems) {
+        self.journals.extend(read.journals.iter().map(|(device, totals)| (*device, totals.clone())));
+        for commit in &read.commits {
+            self.commits.entry(commit.device).or_default().add(commit);
+        }
+        self.fills.clone_from(&read.fills);
+        self.lru.extend(read.lru.iter());
+        self.lru_emptied.extend(read.lru_emptied.iter());
+        self.lru_pinned = read.lru_pinned;
     }
 }
 
@@ -70,6 +98,9 @@ pub struct NameBook {
     cells: HashMap<CellId, CellName>,
     processes: HashMap<u32, Vec<u8>>,
     without_hist: HashMap<u32, String>,
+    mounts: BTreeMap<u32, String>,
+    isolated: Vec<u32>,
+    lru_sampling: u64,
     callers: Vec<String>,
     caller_numbers: HashMap<String, u32>,
     places: HashMap<Place, Callers>,
@@ -87,6 +118,7 @@ const UNNAMED: CellName = CellName {
     owner_tgid: 0,
     owner_kind: 0,
     workload: 0,
+    device: 0,
 };
 
 impl NameBook {
@@ -94,6 +126,7 @@ impl NameBook {
     pub fn learn(&mut self, names: &Names) {
         self.locks.extend(names.locks.iter().map(|lock| (lock.id, lock.clone())));
         self.processes.extend(names.processes.iter().map(|process| (process.tgid, process.comm.clone())));
+        self.mounts.extend(names.mounts.iter().cloned());
         self.without_hist.extend(names.rows_without_hist.iter().cloned());
         for stack in &names.stacks {
             self.number_caller(stack);
@@ -103,6 +136,27 @@ impl NameBook {
             self.note_place(cell);
             self.cells.insert(cell.id, cell.clone());
         }
+    }
+
+    /// Takes in what the recording's head says of CPUs.
+    pub fn learn_host(&mut self, meta: &Meta) {
+        self.isolated.clone_from(&meta.isolated_cpus);
+        self.lru_sampling = meta.lru_sampling;
+    }
+
+    /// Where a device is mounted: untrusted.
+    pub fn mount(&self, device: u32) -> Option<String> {
+        self.mounts.get(&device).cloned()
+    }
+
+    /// Whether a CPU is isolated.
+    pub fn is_isolated(&self, cpu: u32) -> bool {
+        self.isolated.contains(&cpu)
+    }
+
+    /// One buffer lookup in so many is timed; 0 = none.
+    pub fn lru_sampling(&self) -> u64 {
+        self.lru_sampling
     }
 
     fn number_caller(&mut self, stack: &StackName) {
@@ -187,7 +241,9 @@ impl State {
     pub fn new(meta: &Meta) -> State {
         let origin = Moment::origin(meta.attached_ns);
         let abilities = Abilities::of(&meta.coverage);
-        State { names: NameBook::default(), moment: origin.clone(), abilities, origin }
+        let mut names = NameBook::default();
+        names.learn_host(meta);
+        State { names, moment: origin.clone(), abilities, origin }
     }
 
     /// Takes in names.

@@ -17,6 +17,17 @@ pub fn inode(number: u64, dev: u32, tgid: u32) -> String {
     format!("ino {number}{path} of {major}:{minor}")
 }
 
+/// A buffer in words: `block 1234 of 8:1`.
+pub fn block(number: u64, dev: u32) -> String {
+    let (major, minor) = device(dev);
+    format!("block {number} of {major}:{minor}")
+}
+
+/// What a folio belongs to, in words: its file, or a process's own memory.
+pub fn file_of(number: u64, dev: u32, tgid: u32) -> String {
+    if number == 0 && dev == 0 { "of no file".to_owned() } else { inode(number, dev, tgid) }
+}
+
 fn path_of(number: u64, device: (u32, u32), tgid: u32) -> Option<String> {
     let entries = std::fs::read_dir(format!("/proc/{tgid}/fd")).ok()?;
     let open = entries.flatten().take(MOST_FDS).find(|entry| {

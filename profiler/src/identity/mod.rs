@@ -5,16 +5,16 @@
 //! Kernel addresses end here: nothing that leaves this module holds one, unless the user asked for raw addresses.
 //! No counter is known here.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use profiler_common::{
-    CellKey, Interval,
-    key::{CACHE_INODE, CACHE_KMALLOC, CACHE_MM, NO_CLASS, OwnerKind},
+    CellKey, Interval, Kind,
+    key::{BUFFER_CLASS, CACHE_INODE, CACHE_KMALLOC, CACHE_MM, FOLIO_CLASS, NO_CLASS, OwnerKind},
 };
 
 use crate::{
     kernel::{kallsyms::Kallsyms, memory::Memory, types::Types},
-    snapshot::{CellName, LockName, Names, ProcessName, StackName, read::Namer},
+    snapshot::{CellName, LockName, Names, ProcessName, StackName, read::Namer, subsystems::JournalFill},
 };
 
 pub mod classes;
@@ -58,6 +58,7 @@ pub struct Identity {
     unnamed: Vec<(u32, u64)>,
     stacks: HashMap<u64, (u32, u64)>,
     processes: HashMap<u32, Vec<u8>>,
+    mounts: BTreeMap<u32, String>,
 }
 
 impl Identity {
@@ -72,6 +73,7 @@ impl Identity {
             unnamed: Vec::new(),
             stacks: HashMap::new(),
             processes: HashMap::new(),
+            mounts: BTreeMap::new(),
         }
     }
 
@@ -110,6 +112,17 @@ impl Identity {
         true
     }
 
+    /// Hands out where devices are mounted, those that are new.
+    fn note_mounts(&mut self) {
+        let Some(anatomy) = &self.anatomy else { return };
+        for (device, point) in anatomy.registry.mount_points() {
+            if self.mounts.get(&device) != Some(&point) {
+                self.mounts.insert(device, point.clone());
+                self.new.mounts.push((device, point));
+            }
+        }
+    }
+
     fn lock_name(&self, id: u32, key: &LockKey, address: u64, tgid: u32) -> LockName {
         let lock_id = if self.raw_addresses { format!("{address:#x}") } else { format!("lock-{id}") };
         let symbol = self.symbols.as_ref().and_then(|symbols| symbols.data_symbol(address));
@@ -126,6 +139,15 @@ impl Identity {
 
     /// Class and instance of a lock in an object of a slab cache.
     fn of_cache(&self, anatomy: &Anatomy, key: &LockKey, tgid: u32) -> (Option<String>, Option<String>) {
+        match key.lock {
+            BUFFER_CLASS => {
+                return (Some(BUFFER.to_owned()), Some(instances::block(key.instance, key.device)));
+            }
+            FOLIO_CLASS => {
+                return (Some(FOLIO.to_owned()), Some(instances::file_of(key.instance, key.device, tgid)));
+            }
+            _ => {}
+        }
         let Some(cache) = anatomy.slabs.caches.get(&key.lock) else { return (None, None) };
         let mut classes: Vec<String> = cache
             .structures
@@ -208,7 +230,7 @@ impl Namer for Identity {
     }
 
     fn open_lock(&mut self, open: &Interval) -> u32 {
-        let key = self.anatomy.as_ref().and_then(|anatomy| anatomy.identify(open.lock, open.tgid));
+        let key = self.anatomy.as_ref().and_then(|anatomy| anatomy.identify_open(open));
         self.number(key.unwrap_or(LockKey::address(open.lock)), open.lock, open.tgid)
     }
 
@@ -239,6 +261,16 @@ impl Namer for Identity {
         self.new.cells.push(name);
     }
 
+    fn journal_fills(&self) -> BTreeMap<u32, JournalFill> {
+        self.anatomy.as_ref().map_or_else(BTreeMap::new, Anatomy::journal_fills)
+    }
+
+    fn lru_pinned(&self, cpus: u32) -> Option<u64> {
+        let symbols = self.symbols.as_ref()?;
+        let (lrus, offsets) = (symbols.address("bh_lrus")?, symbols.address("__per_cpu_offset")?);
+        self.anatomy.as_ref()?.count_pinned(lrus, offsets, cpus)
+    }
+
     fn without_hist(&mut self, row: u32, reason: &str) {
         self.new.rows_without_hist.push((row, reason.to_owned()));
     }
@@ -266,6 +298,7 @@ impl Namer for Identity {
 
     fn take(&mut self) -> Names {
         self.walk_again();
+        self.note_mounts();
         std::mem::take(&mut self.new)
     }
 }
@@ -278,6 +311,13 @@ fn read_comm(tgid: u32) -> Option<Vec<u8>> {
     let comm = std::fs::read(format!("/proc/{tgid}/comm")).ok()?;
     Some(comm.strip_suffix(b"\n").unwrap_or(&comm).to_vec())
 }
+
+/// PAGE_MAPPING_FLAGS (include/linux/page-flags.h): not a file's page.
+const NO_FILE: u64 = 3;
+
+/// The classes of bit locks: the bit lies in this member.
+const BUFFER: &str = "buffer_head.b_state";
+const FOLIO: &str = "folio.flags";
 
 /// More candidates than this are no help: the lock stays without a class.
 const MOST_CANDIDATES: usize = 3;
@@ -303,11 +343,76 @@ impl Anatomy {
         (class, instance)
     }
 
+    /// How full the known journals are (include/linux/jbd2.h, journal_s).
+    fn journal_fills(&self) -> BTreeMap<u32, JournalFill> {
+        self.registry
+            .journals()
+            .filter_map(|(device, start)| Some((device, self.journal_fill(start)?)))
+            .collect()
+    }
+
+    fn journal_fill(&self, journal: u64) -> Option<JournalFill> {
+        let word = |path: &str| self.memory.word(journal + self.types.offset(path).ok()?);
+        let most = self.types.offset("journal_s.j_max_transaction_buffers").ok()?;
+        let running = word("journal_s.j_running_transaction")?;
+        let credits = self.types.offset("transaction_s.t_outstanding_credits").ok()?;
+        Some(JournalFill {
+            log_blocks: word("journal_s.j_last")?.saturating_sub(word("journal_s.j_first")?),
+            log_free: word("journal_s.j_free")?,
+            transaction_most: u64::from(self.memory.half(journal + most)?),
+            transaction_credits: if running == 0 {
+                0
+            } else {
+                u64::from(self.memory.half(running + credits).unwrap_or(0))
+            },
+        })
+    }
+
+    /// Buffers in the per-CPU variable `bh_lrus` of all CPUs (fs/buffer.c).
+    fn count_pinned(&self, lrus: u64, offsets: u64, cpus: u32) -> Option<u64> {
+        let bytes = usize::try_from(self.types.size_of("bh_lru")?).ok()?;
+        let mut held = 0;
+        for cpu in 0..u64::from(cpus) {
+            let base = self.memory.word(offsets + 8 * cpu)?;
+            let mut slots = vec![0; bytes];
+            if self.memory.read(base.wrapping_add(lrus), &mut slots) {
+                held +=
+                    slots.chunks_exact(8).filter(|slot| slot.iter().any(|byte| *byte != 0)).count() as u64;
+            }
+        }
+        Some(held)
+    }
+
     fn page_class(&self, offset: u32) -> Option<String> {
         ["ptdesc", "page"].iter().find_map(|structure| classes::class(&self.types, structure, offset))
     }
 
-    /// What the kernel side would make of this address at the wait's end (profiler-ebpf/src/identity.rs).
+    /// What the kernel side will make of this wait's lock at its end (profiler-ebpf/src/identity.rs).
+    fn identify_open(&self, open: &Interval) -> Option<LockKey> {
+        let word = |at: u64, path: &str| self.memory.word(at + self.types.offset(path).ok()?);
+        match Kind::from_number(open.kind) {
+            Some(Kind::Buffer | Kind::Jbd2Shadow) => {
+                let bdev = word(open.lock, "buffer_head.b_bdev")?;
+                Some(LockKey {
+                    instance: word(open.lock, "buffer_head.b_blocknr")?,
+                    device: self.memory.half(bdev + self.types.offset("block_device.bd_dev").ok()?)?,
+                    offset: 0,
+                    ..LockKey::address(BUFFER_CLASS)
+                })
+            }
+            Some(Kind::Folio) => {
+                let mapping = word(open.lock, "folio.mapping")?;
+                let mut key = LockKey { offset: 0, ..LockKey::address(FOLIO_CLASS) };
+                if mapping & NO_FILE == 0 {
+                    self.describe_inode(&mut key, word(mapping, "address_space.host")?)?;
+                }
+                Some(key)
+            }
+            _ => self.identify(open.lock, open.tgid),
+        }
+    }
+
+    /// What it makes of an address.
     fn identify(&self, address: u64, tgid: u32) -> Option<LockKey> {
         let place = self.slabs.place(&*self.memory, address)?;
         let info = self.slabs.caches.get(&place.cache)?.info;

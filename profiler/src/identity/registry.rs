@@ -55,6 +55,18 @@ impl Registry {
         fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| mounts != self.mounts)
     }
 
+    /// Each journal's device and address.
+    pub fn journals(&self) -> impl Iterator<Item = (u32, u64)> {
+        let journals = self.objects.iter().filter(|object| object.structure == "journal_s");
+        journals.filter_map(|object| Some((device_number(&object.instance)?, object.start)))
+    }
+
+    /// Where each file system's device is mounted, by `dev_t`.
+    pub fn mount_points(&self) -> impl Iterator<Item = (u32, String)> {
+        let mounts = parse_mounts(&self.mounts).into_iter();
+        mounts.filter_map(|mount| Some((device_number(&mount.device)?, mount.point)))
+    }
+
     /// The object that an address lies in, and where.
     pub fn find(&self, address: u64) -> Option<(&Object, u32)> {
         let before = self.objects.partition_point(|object| object.start <= address);
@@ -62,6 +74,12 @@ impl Registry {
         let offset = address - object.start;
         (offset < object.size).then_some((object, u32::try_from(offset).ok()?))
     }
+}
+
+/// `major:minor` as the kernel's `dev_t`.
+fn device_number(text: &str) -> Option<u32> {
+    let (major, minor) = text.split_once(':')?;
+    Some(major.parse::<u32>().ok()? << 20 | minor.parse::<u32>().ok()?)
 }
 
 /// A mount of a block device's file system.

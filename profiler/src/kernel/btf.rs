@@ -210,6 +210,15 @@ impl Btf {
         Ok(place.bit / 8)
     }
 
+    /// Offset of a member in bits, bit fields too. On a little-endian machine it is also the field's lowest bit in the word
+    /// that it lies in.
+    ///
+    /// # Errors
+    /// When the path leads nowhere.
+    pub fn bit_offset(&self, path: &str) -> Result<u32> {
+        Ok(self.locate(path)?.bit)
+    }
+
     /// Size in bytes of a struct, union or typedef, e.g. `mutex`, or of a member, e.g. `task_struct.comm`.
     ///
     /// # Errors

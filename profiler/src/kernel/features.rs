@@ -62,6 +62,8 @@ pub struct Features {
     pub possible_cpus: u32,
     /// CPUs that run now.
     pub online_cpus: u32,
+    /// CPUs that the scheduler keeps free (isolcpus, nohz_full).
+    pub isolated_cpus: Vec<u32>,
     /// Kernel lockdown: `none`, `integrity` or `confidentiality`; `None` without that security module.
     pub lockdown: Option<String>,
     /// `kernel.kptr_restrict`.
@@ -92,6 +94,7 @@ impl Features {
             hz: hz(),
             possible_cpus,
             online_cpus: cpus("online")?.0,
+            isolated_cpus: isolated_cpus(),
             lockdown: word("/sys/kernel/security/lockdown").as_deref().and_then(chosen).map(str::to_owned),
             kptr_restrict: number("/proc/sys/kernel/kptr_restrict"),
             perf_event_paranoid: number("/proc/sys/kernel/perf_event_paranoid"),
@@ -176,6 +179,27 @@ fn cpus(which: &str) -> Result<(u32, u32)> {
     let file = format!("/sys/devices/system/cpu/{which}");
     let list = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
     cpu_list(&list).with_context(|| format!("{file} is no list of CPUs: `{}`", list.trim()))
+}
+
+/// `cpu_is_isolated` (include/linux/sched/isolation.h): both lists together.
+fn isolated_cpus() -> Vec<u32> {
+    let mut cpus: Vec<u32> = ["isolated", "nohz_full"]
+        .iter()
+        .filter_map(|which| fs::read_to_string(format!("/sys/devices/system/cpu/{which}")).ok())
+        .flat_map(|list| cpu_numbers(&list))
+        .collect();
+    cpus.sort_unstable();
+    cpus.dedup();
+    cpus
+}
+
+/// The numbers of a list such as `2-5,8`; what is no number (`(null)`) is left out.
+fn cpu_numbers(list: &str) -> Vec<u32> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.trim().parse::<u32>().ok()?..=last.trim().parse::<u32>().ok()?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
 }
 
 fn is_realtime(version: &str) -> bool {
@@ -449,6 +473,13 @@ mod tests {
             SpinVisibility::Unknown(reason) => format!("unknown: {reason}"),
             seen => format!("{seen:?}"),
         }
+    }
+
+    #[test]
+    fn isolated_cpus_are_a_list() {
+        assert_eq!(cpu_numbers("2-4,7\n"), [2, 3, 4, 7]);
+        assert_eq!(cpu_numbers("(null)\n"), [0u32; 0]);
+        assert_eq!(cpu_numbers(""), [0u32; 0]);
     }
 
     #[test]

@@ -27,10 +27,29 @@ pub fn values(options: &Options, btf: Option<&Btf>, features: &Features) -> Valu
     let offset = |path: &str| btf.and_then(|btf| btf.offset(path).ok()).unwrap_or(ABSENT);
     let size = |name: &str| btf.and_then(|btf| btf.size_of(name).ok()).unwrap_or(0);
     let enumerator = |name: &str| btf.and_then(|btf| btf.enumerator(name));
+    let bit = |path: &str| btf.and_then(|btf| btf.bit_offset(path).ok()).unwrap_or(ABSENT);
     let sizes = &options.sizes;
     let words = vec![
         ("CELLS_PER_CPU", sizes.cells),
         ("SLOT_MASK", sizes.slots - 1),
+        ("HANDLE_MASK", sizes.handles() - 1),
+        ("OFF_JOURNAL_BARRIER", offset("journal_s.j_barrier_count")),
+        ("OFF_JOURNAL_RESERVED", offset("journal_s.j_reserved_credits")),
+        ("OFF_JOURNAL_STATE_LOCK", offset("journal_s.j_state_lock")),
+        ("OFF_JOURNAL_CHECKPOINT_MUTEX", offset("journal_s.j_checkpoint_mutex")),
+        ("OFF_JOURNAL_DEVICE", offset("journal_s.j_fs_dev")),
+        ("OFF_BDEV_DEV", offset("block_device.bd_dev")),
+        ("OFF_TRANSACTION_TID", offset("transaction_s.t_tid")),
+        ("OFF_HANDLE_REFERENCES", offset("jbd2_journal_handle.h_ref")),
+        ("BIT_HANDLE_SYNC", bit("jbd2_journal_handle.h_sync")),
+        ("BIT_HANDLE_RESERVED", bit("jbd2_journal_handle.h_reserved")),
+        ("OFF_TASK_SWITCHES", offset("task_struct.nvcsw")),
+        ("OFF_FILE_INODE", offset("file.f_inode")),
+        ("OFF_BH_BDEV", offset("buffer_head.b_bdev")),
+        ("OFF_BH_BLOCK", offset("buffer_head.b_blocknr")),
+        ("BIT_SHADOW", enumerator("BH_Shadow").unwrap_or(ABSENT)),
+        ("OFF_FOLIO_MAPPING", offset("folio.mapping")),
+        ("OFF_MAPPING_HOST", offset("address_space.host")),
         ("MAILBOX_MASK", sizes.letters - 1),
         ("HISTS_PER_SHARD", sizes.hists),
         ("SHARD_MASK", sizes.shards - 1),

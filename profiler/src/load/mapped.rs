@@ -10,8 +10,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use profiler_common::{
-    Cell, Control, Interval, Letter, first_sight::MailboxEnds, hist::STRIDE, limits::DEPTH,
-    limits::PEEK_BYTES, loss::COUNTERS,
+    Cell, Control, Interval, Letter, bh_lru::LruCell, first_sight::MailboxEnds, hist::STRIDE,
+    journal::Journal, journal::JournalCell, limits::DEPTH, limits::PEEK_BYTES, loss::COUNTERS,
 };
 
 /// Types that any bytes are a value of, and whose size is the map's stride.
@@ -35,6 +35,12 @@ unsafe impl Plain for [u32; STRIDE] {}
 unsafe impl Plain for [u64; COUNTERS] {}
 // SAFETY: as above.
 unsafe impl Plain for [u64; 1 + PEEK_BYTES / 8] {}
+// SAFETY: as above.
+unsafe impl Plain for JournalCell {}
+// SAFETY: as above.
+unsafe impl Plain for Journal {}
+// SAFETY: as above.
+unsafe impl Plain for LruCell {}
 // SAFETY: as above.
 unsafe impl Plain for u64 {}
 

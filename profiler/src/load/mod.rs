@@ -35,7 +35,7 @@ pub const OBJECT: &[u8] =
 pub const OBJECT_VARIABLE: &str = "LOCKSCOPE_BPF_OBJECT";
 
 /// The layout of profiler-common that this program knows; an object with another one is refused.
-const ABI: &str = "LOCKSCOPE_ABI_3";
+const ABI: &str = "LOCKSCOPE_ABI_4";
 
 /// `Level::Info` of aya-log-common.
 const LOG_INFO: u8 = 3;
@@ -78,7 +78,7 @@ impl Loaded {
         for (name, value) in &values.words {
             loader.override_global(name, value, true);
         }
-        loader.override_global(ABI, &3u32, true);
+        loader.override_global(ABI, &4u32, true);
         loader.override_global("HANDOFF_NS", &values.handoff_ns, true);
         loader.override_global("AYA_LOG_LEVEL", &log_level, false);
         let ebpf = loader.load(&elf).context("creating the BPF maps")?;

@@ -5,8 +5,10 @@ use std::mem::size_of;
 use anyhow::{Result, bail};
 use profiler_common::{
     Cell, CellKey, CellRef, Interval, Letter,
+    bh_lru::{DEVICES, LruCell, LruSample},
     first_sight::MailboxEnds,
     hist::STRIDE,
+    journal::{Fsync, Handle, JOURNALS, Journal, JournalCell},
     limits::{CELL_ROUND, DEPTH, FAMILIES, MAX_CACHES, MAX_FRAMES, MAX_TGIDS, RESERVED_CELLS},
     loss::COUNTERS,
 };
@@ -92,7 +94,20 @@ impl Sizes {
     }
 
     fn slot_bytes(&self) -> u64 {
-        u64::from(self.slots) * (bytes_of::<[Interval; DEPTH]>() + 8)
+        let handles = u64::from(self.handles()) * (bytes_of::<Handle>() + bytes_of::<Fsync>() + 8);
+        u64::from(self.slots) * (bytes_of::<[Interval; DEPTH]>() + 8) + handles
+    }
+
+    /// Places for open jbd2 handles; a power of two. Fewer than in-flight slots: few threads have one open at a time.
+    pub fn handles(&self) -> u32 {
+        self.slots / 4
+    }
+
+    /// What the subsystems' tables take for each CPU.
+    fn subsystem_bytes() -> u64 {
+        JOURNALS as u64 * bytes_of::<JournalCell>()
+            + DEVICES as u64 * bytes_of::<LruCell>()
+            + bytes_of::<LruSample>()
     }
 
     /// Keys that can have a cell.
@@ -104,8 +119,11 @@ impl Sizes {
     pub fn bytes(&self) -> u64 {
         let per_cpu = bytes_of::<[Interval; DEPTH]>()
             + COUNTERS as u64 * 8
-            + u64::from(FAMILIES) * (MAX_FRAMES as u64 * 8 + 64);
-        let fixed = (u64::from(MAX_TGIDS) + u64::from(MAX_CACHES)) * (24 + HASH_OVERHEAD) + 8192;
+            + u64::from(FAMILIES) * (MAX_FRAMES as u64 * 8 + 64)
+            + Sizes::subsystem_bytes();
+        let fixed = (u64::from(MAX_TGIDS) + u64::from(MAX_CACHES)) * (24 + HASH_OVERHEAD)
+            + JOURNALS as u64 * bytes_of::<Journal>()
+            + 16_384;
         self.mailbox_bytes()
             + self.cell_bytes()
             + self.hist_bytes()
@@ -115,7 +133,7 @@ impl Sizes {
     }
 
     /// The name and number of entries of each map whose size depends on the host.
-    pub fn entries(&self) -> [(&'static str, u32); 11] {
+    pub fn entries(&self) -> [(&'static str, u32); 17] {
         [
             ("CELL_OF", self.keys()),
             ("CELLS", self.cpus * self.cells),
@@ -128,6 +146,12 @@ impl Sizes {
             ("COUNTERS", self.cpus),
             ("SCRATCH", self.cpus * FAMILIES),
             ("PAGES", self.cpus * FAMILIES),
+            ("HANDLES", self.handles()),
+            ("FSYNCS", self.handles()),
+            ("LRU_LAST_CPU", self.handles()),
+            ("JOURNAL_CELLS", self.cpus * JOURNALS as u32),
+            ("LRU_CELLS", self.cpus * DEVICES as u32),
+            ("LRU_SAMPLES", self.cpus),
         ]
     }
 }

@@ -64,7 +64,7 @@ fn only_rwsems(hook: Option<String>) -> Vec<Coverage> {
 
 const RWLOCK: &str =
     "readers in interrupts spin before the tracepoint (qrwlock.c, queued_read_lock_slowpath)";
-const NO_HOOK: &str = "the kernel has no lock tracepoint there: mbcache's buckets and buffer locks are hidden; jbd2's waits have a probe of their own";
+const NO_HOOK: &str = "the kernel has no lock tracepoint there: mbcache's buckets are hidden; jbd2, buffer and folio locks have probes of their own";
 const QUEUED: &str =
     "queued waiters only: the second contender spins on the pending bit, untraced (qspinlock.c)";
 

@@ -1,6 +1,9 @@
-//! Probe `jbd2`: where handles and fsync sleep inside the journal. Says which of it stands on this host.
+//! Probe `jbd2`: handles, the waits inside the journal, commits and fsync. Says which of it stands on this host.
 
-use profiler_common::inflight::{FUNC_JBD2_WAIT_COMMIT, FUNC_JBD2_WAIT_LOCKED, FUNC_JBD2_WAIT_SPACE};
+use profiler_common::inflight::{
+    FUNC_FSYNC, FUNC_FSYNC_FLUSH, FUNC_FSYNC_WRITE, FUNC_JBD2_SHADOW, FUNC_JBD2_WAIT_COMMIT,
+    FUNC_JBD2_WAIT_LOCKED, FUNC_JBD2_WAIT_SPACE,
+};
 
 use super::spec::{Attached, Attachment, Hook, ProbeSpec, Target};
 use crate::kernel::features::Features;
@@ -9,38 +12,117 @@ use crate::snapshot::{Coverage, CoverageState};
 const LOCKED: &str = "wait_transaction_locked";
 const SPACE: &str = "__jbd2_log_wait_for_space";
 const COMMIT: &str = "jbd2_log_wait_commit";
+const SHADOW: &str = "out_of_line_wait_on_bit";
+const START: &str = "start_this_handle";
+const STOP: &str = "jbd2_journal_stop";
+const LEAVE: &str = "stop_this_handle";
+const FSYNC: &str = "ext4_sync_file";
+const WRITE: &str = "file_write_and_wait_range";
+const FLUSH: &str = "blkdev_issue_flush";
+const STARTED: &str = "jbd2_handle_start";
 
 /// The probe.
 pub const SPEC: ProbeSpec = ProbeSpec {
     id: "jbd2",
-    sentence: "jbd2's own waits by cause: a locked or full transaction, room in the log (checkpoint), the end of a commit",
-    cost: "an entry and an exit program on three functions that are entered only to wait",
+    sentence: "jbd2: handles started, held and stopped, what a start waited for, commits phase by phase, and fsync",
+    cost: "eight small programs on each outermost handle; all the rest runs only where somebody waits or commits",
     lost: "every wait of ext4 in its journal: wait queues have no lock tracepoint",
-    hooks: &[Hook {
-        name: "fentry/fexit",
-        attachments: &[
-            Attachment::needed("function_exit", Target::Exit(LOCKED, FUNC_JBD2_WAIT_LOCKED)),
-            Attachment::needed("function_exit", Target::Exit(SPACE, FUNC_JBD2_WAIT_SPACE)),
-            Attachment::needed("function_exit", Target::Exit(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
-            Attachment::needed("function_entry", Target::Entry(LOCKED, FUNC_JBD2_WAIT_LOCKED)),
-            Attachment::needed("function_entry", Target::Entry(SPACE, FUNC_JBD2_WAIT_SPACE)),
-            Attachment::needed("function_entry", Target::Entry(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
-        ],
-    }],
+    hooks: &[
+        Hook {
+            name: "fentry/fexit",
+            attachments: &[
+                Attachment::needed("function_exit", Target::Exit(LOCKED, FUNC_JBD2_WAIT_LOCKED)),
+                Attachment::needed("function_exit", Target::Exit(SPACE, FUNC_JBD2_WAIT_SPACE)),
+                Attachment::needed("function_exit", Target::Exit(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
+                Attachment::needed("function_entry", Target::Entry(LOCKED, FUNC_JBD2_WAIT_LOCKED)),
+                Attachment::needed("function_entry", Target::Entry(SPACE, FUNC_JBD2_WAIT_SPACE)),
+                Attachment::needed("function_entry", Target::Entry(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
+                Attachment::needed("handle_started", Target::RawTracepoint(STARTED)),
+                Attachment::needed("handle_restarted", Target::RawTracepoint("jbd2_handle_restart")),
+                Attachment::needed("handle_stats", Target::RawTracepoint("jbd2_handle_stats")),
+                Attachment::needed("commit_start", Target::RawTracepoint("jbd2_start_commit")),
+                Attachment::needed("commit_locking", Target::RawTracepoint("jbd2_commit_locking")),
+                Attachment::needed("commit_flushing", Target::RawTracepoint("jbd2_commit_flushing")),
+                Attachment::needed("commit_logging", Target::RawTracepoint("jbd2_commit_logging")),
+                Attachment::needed("commit_end", Target::RawTracepoint("jbd2_end_commit")),
+                Attachment::optional("handle_stop_exit", Target::Exit(STOP, 0)),
+                Attachment::optional("handle_left", Target::Entry(LEAVE, 0)),
+                Attachment::optional("handle_stop_entry", Target::Entry(STOP, 0)),
+                Attachment::optional("handle_start_entry", Target::Entry(START, 0)),
+                Attachment::optional("function_exit", Target::Exit(SHADOW, FUNC_JBD2_SHADOW)),
+                Attachment::optional("function_entry", Target::Entry(SHADOW, FUNC_JBD2_SHADOW)),
+                Attachment::optional("fsync_exit", Target::Exit(WRITE, FUNC_FSYNC_WRITE)),
+                Attachment::optional("fsync_exit", Target::Exit(FLUSH, FUNC_FSYNC_FLUSH)),
+                Attachment::optional("fsync_exit", Target::Exit(FSYNC, FUNC_FSYNC)),
+                Attachment::optional("fsync_entry", Target::Entry(WRITE, FUNC_FSYNC_WRITE)),
+                Attachment::optional("fsync_entry", Target::Entry(FLUSH, FUNC_FSYNC_FLUSH)),
+                Attachment::optional("fsync_entry", Target::Entry(FSYNC, FUNC_FSYNC)),
+            ],
+        },
+        Hook {
+            name: TRACEPOINTS,
+            attachments: &[
+                Attachment::needed("handle_started", Target::RawTracepoint(STARTED)),
+                Attachment::needed("handle_restarted", Target::RawTracepoint("jbd2_handle_restart")),
+                Attachment::needed("handle_stats", Target::RawTracepoint("jbd2_handle_stats")),
+                Attachment::needed("commit_start", Target::RawTracepoint("jbd2_start_commit")),
+                Attachment::needed("commit_locking", Target::RawTracepoint("jbd2_commit_locking")),
+                Attachment::needed("commit_flushing", Target::RawTracepoint("jbd2_commit_flushing")),
+                Attachment::needed("commit_logging", Target::RawTracepoint("jbd2_commit_logging")),
+                Attachment::needed("commit_end", Target::RawTracepoint("jbd2_end_commit")),
+            ],
+        },
+    ],
     coverage,
 };
 
-const WAITS: &str = "jbd2 waits: transaction locked or full, checkpoint, commit";
-const REST: &str =
-    "jbd2: reserved credits, barrier, switching transaction, handle hold, stop, commit timeline";
+/// Name of the hook that counts and times no handle.
+const TRACEPOINTS: &str = "raw_tp";
+
+/// Names of the metrics, for whoever must say why a figure is missing.
+pub const COUNTS: &str = "jbd2 handles, credits and commit timeline";
+/// As above.
+pub const WAITS: &str = "jbd2 waits: transaction locked or full, checkpoint, commit";
+/// As above.
+pub const STARTS: &str = "jbd2 start latency by cause";
+/// As above.
+pub const HOLDS: &str = "jbd2 handle hold, stop, batching, nested starts, and who kept a commit open";
+/// As above.
+pub const SHADOWS: &str = "jbd2 waits for a buffer that a commit is writing";
+/// As above.
+pub const FSYNCS: &str = "ext4 fsync by part";
+
+/// What starts wait for that is inlined, and so told by how the handle and the journal looked at the begin.
+const INLINED: &str = "reserved credits, barrier and switching have no function of their own: told apart by the journal's state at the start";
 
 fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
     let absent = if attached.wanted { CoverageState::Absent } else { CoverageState::Off };
-    let waits = match attached.hook {
-        Some(hook) => line(WAITS, Some(hook.to_owned()), CoverageState::Full, None),
-        None => line(WAITS, None, absent, Some(attached.reason())),
+    let Some(hook) = attached.hook else {
+        return [COUNTS, WAITS, STARTS, HOLDS, SHADOWS, FSYNCS]
+            .map(|metric| line(metric, None, absent, Some(attached.reason())))
+            .to_vec();
     };
-    vec![waits, line(REST, None, absent, Some("not measured yet".to_owned()))]
+    let counts = line(COUNTS, Some(hook.to_owned()), CoverageState::Full, None);
+    if hook == TRACEPOINTS {
+        let rest = [WAITS, STARTS, HOLDS, SHADOWS, FSYNCS];
+        let rest = rest.map(|metric| line(metric, None, absent, Some(attached.failures.join("; "))));
+        return [vec![counts], rest.to_vec()].concat();
+    }
+    let part = |metric: &str, needs: &[&str], reason: Option<&str>| match attached.lacks(needs) {
+        Some(why) => line(metric, None, CoverageState::Absent, Some(why)),
+        None => {
+            let state = if reason.is_some() { CoverageState::Partial } else { CoverageState::Full };
+            line(metric, Some(hook.to_owned()), state, reason.map(str::to_owned))
+        }
+    };
+    vec![
+        counts,
+        part(WAITS, &[], None),
+        part(STARTS, &[START], Some(INLINED)),
+        part(HOLDS, &[START, STOP, LEAVE], None),
+        part(SHADOWS, &[SHADOW], None),
+        part(FSYNCS, &[FSYNC, WRITE, FLUSH], None),
+    ]
 }
 
 fn line(metric: &str, hook: Option<String>, state: CoverageState, reason: Option<String>) -> Coverage {

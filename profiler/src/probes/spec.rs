@@ -99,6 +99,12 @@ pub struct Attached {
 }
 
 impl Attached {
+    /// Why a part that needs these targets does not stand; `None` when it does.
+    pub fn lacks(&self, needs: &[&str]) -> Option<String> {
+        let (target, reason) = self.missing.iter().find(|(target, _)| needs.contains(&target.as_str()))?;
+        Some(format!("{target}: {reason}"))
+    }
+
     /// Why the probe does not stand, in one line.
     pub fn reason(&self) -> String {
         if !self.wanted {

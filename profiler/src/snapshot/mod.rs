@@ -7,6 +7,9 @@ use profiler_common::{Cell, Kind, Mode, OwnerKind, cell::OUTCOMES};
 use serde::{Deserialize, Serialize};
 
 pub mod read;
+pub mod subsystems;
+
+pub use subsystems::Subsystems;
 
 /// Number of a cell, unique within a recording: a cell's place in the map may be reused, its number is not.
 pub type CellId = u32;
@@ -143,6 +146,8 @@ pub struct Snapshot {
     pub counters: BTreeMap<String, u64>,
     /// What we cost.
     pub cost: Cost,
+    /// The subsystems' own tables.
+    pub subsystems: Subsystems,
 }
 
 /// A lock's name, as far as it is known.
@@ -197,6 +202,8 @@ pub struct CellName {
     pub owner_kind: u8,
     /// Number of the selector that chose the waiter.
     pub workload: u8,
+    /// The device that the key names, as `dev_t`; 0 = none.
+    pub device: u32,
 }
 
 /// A process's name as the kernel gave it: untrusted bytes.
@@ -221,6 +228,8 @@ pub struct Names {
     pub cells: Vec<CellName>,
     /// Processes.
     pub processes: Vec<ProcessName>,
+    /// Devices of file systems (`dev_t`), and where they are mounted: untrusted. Those that are new or were moved.
+    pub mounts: Vec<(u32, String)>,
     /// Rows that have no complete histogram, with the reason.
     pub rows_without_hist: Vec<(u32, String)>,
 }
@@ -289,6 +298,10 @@ pub struct Meta {
     pub stack_depth: u32,
     /// What this host lets us see.
     pub coverage: Vec<Coverage>,
+    /// CPUs that are isolated (isolcpus, nohz_full): their buffer LRUs are not used.
+    pub isolated_cpus: Vec<u32>,
+    /// One buffer lookup in so many is timed; 0 = none.
+    pub lru_sampling: u64,
     /// Ticks per second of the kernel's timer, if it could be read.
     pub hz: Option<u64>,
 }

@@ -18,6 +18,9 @@ use profiler_common::{
     loss::{COUNTERS, Counter},
 };
 
+mod subsystems;
+
+use super::subsystems::JournalFill;
 use super::{CellId, CellName, Names, OpenWait, Snapshot, Totals};
 use crate::load::{Loaded, Mapped, PodKey, PodRef, Sizes};
 
@@ -50,6 +53,14 @@ pub trait Namer: Send {
     fn is_gone(&self, tgid: u32) -> bool;
     /// Whether this thread is running or waiting for a CPU now; `false` for the idle threads, which are all number 0.
     fn is_running(&self, tid: u32) -> bool;
+    /// How full each journal is now, by its device.
+    fn journal_fills(&self) -> BTreeMap<u32, JournalFill> {
+        BTreeMap::new()
+    }
+    /// Buffers that the LRUs of these CPUs hold now; `None` when they cannot be read.
+    fn lru_pinned(&self, _cpus: u32) -> Option<u64> {
+        None
+    }
     /// Called once all programs are attached: their own code has addresses from now on.
     fn refresh(&mut self) {}
 }
@@ -130,6 +141,7 @@ pub struct Reader {
     rows: Vec<RowHist>,
     changed_rows: HashSet<u32>,
     reserved: Vec<Totals>,
+    tables: subsystems::Tables,
     lost_in_table: u64,
     abandoned: u64,
     may_miss_returns: bool,
@@ -164,6 +176,7 @@ impl Reader {
             rows: Vec::new(),
             changed_rows: HashSet::new(),
             reserved: vec![Totals::default(); RESERVED_CELLS as usize],
+            tables: subsystems::Tables::new(loaded)?,
             lost_in_table: 0,
             abandoned: 0,
             may_miss_returns: false,
@@ -209,6 +222,7 @@ impl Reader {
         for cpu in 0..self.sizes.cpus as usize {
             letters += self.drain_cpu(cpu)?;
         }
+        self.tables.drain_commits();
         Ok(letters)
     }
 
@@ -262,7 +276,7 @@ impl Reader {
             }
             None => {
                 self.lost_in_table += 1;
-                let cell = usize::from(letter.key.kind & 15) * 4 + usize::from(letter.key.mode & 3);
+                let cell = usize::from(letter.key.kind & 31) * 4 + usize::from(letter.key.mode & 3);
                 self.reserved[cell].add(&wait);
             }
         }
@@ -359,6 +373,7 @@ impl Reader {
             owner_tgid: key.owner_tgid,
             owner_kind: key.owner_kind,
             workload: key.workload,
+            device: key.device,
         });
     }
 
@@ -399,6 +414,10 @@ impl Reader {
         self.take_back()?;
         let hists = self.read_hists();
         let (other, below_minimum) = self.read_reserved();
+        let mut subsystems = self.tables.read();
+        subsystems.lru_emptied = self.lru_emptied();
+        subsystems.fills = self.namer.journal_fills();
+        subsystems.lru_pinned = self.namer.lru_pinned(self.sizes.cpus);
         let counters = self.read_counters();
         let at_ns = clock();
         let in_progress = self.read_open_waits(at_ns);
@@ -410,6 +429,7 @@ impl Reader {
             below_minimum,
             in_progress,
             counters,
+            subsystems,
             ..Snapshot::default()
         })
     }
@@ -539,9 +559,16 @@ impl Reader {
         match counter {
             Counter::TableFull => sum + self.lost_in_table,
             Counter::Abandoned => sum + self.abandoned,
+            Counter::LostCommits => self.tables.lost_commits(),
             Counter::MissedReturns if self.may_miss_returns => self.missed_returns(),
             _ => sum,
         }
+    }
+
+    /// How often each CPU's buffer LRU was emptied.
+    fn lru_emptied(&self) -> BTreeMap<u32, u64> {
+        let of = |cpu: u32| self.counters.get(cpu as usize)[Counter::LruInvalidations as usize];
+        (0..self.sizes.cpus).map(|cpu| (cpu, of(cpu))).filter(|(_, n)| *n != 0).collect()
     }
 
     fn read_counters(&self) -> BTreeMap<String, u64> {
