@@ -30,8 +30,9 @@ pub struct Control {
     pub page_constant: u64,
     /// One lookup in the buffer LRU in `lru_mask` + 1 is timed (a power of two); `u32::MAX` = none.
     pub lru_mask: u32,
-    /// Always 0.
-    pub pad: u32,
+    /// Number of the burst under way: what runs in bursts only does nothing while this is 0, and what an earlier burst left
+    /// open is forgotten.
+    pub burst: u32,
 }
 
 /// Select processes in the map of tgids.

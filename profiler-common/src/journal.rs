@@ -28,7 +28,7 @@ pub enum JournalCounter {
     Used = 6,
     /// Stops of nested handles, which are as many as nested starts: metric B-2.
     Nested = 7,
-    /// Starts whose begin was not seen: they are in `Starts`, not among the timed ones.
+    /// Starts within bursts whose begin was not seen: they are in `Starts`, not among the timed ones.
     Untimed = 8,
 }
 
@@ -189,8 +189,8 @@ pub struct Handle {
     pub line: u32,
     /// The cause last added to: passed through memory, so that the verifier follows one path.
     pub cause: u32,
-    /// Always 0.
-    pub pad: u32,
+    /// The burst that it was begun in ([`crate::Control`]).
+    pub burst: u32,
     /// The sum of `causes`, while it starts.
     pub told_ns: u64,
     /// Nanoseconds by [`Cause`] while it starts; while it stops, the first two are batching and commit wait.

@@ -35,7 +35,7 @@ pub struct Wait {
 /// Accounts one wait under the current settings.
 #[inline(always)]
 pub fn account<C: EbpfContext>(ctx: &C, current: &Current, mut wait: Wait, family: Family) {
-    handle::note(&wait);
+    handle::note(current.control, &wait);
     fsync::note(&wait);
     if wait.wait_ns < current.control.min_wait_ns {
         add(BELOW_CELLS + reserved(&wait.key), &wait);

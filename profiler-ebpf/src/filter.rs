@@ -21,7 +21,7 @@ pub struct Current {
 
 /// Nanoseconds of the monotonic clock.
 #[inline(always)]
-fn now() -> u64 {
+pub fn now() -> u64 {
     // SAFETY: a helper without arguments.
     unsafe { bpf_ktime_get_ns() }
 }
@@ -34,6 +34,21 @@ pub fn current() -> Option<Current> {
         return None;
     }
     let now = now();
+    task(control, now)
+}
+
+/// The same with the time left out, for what only counts: see [`Current::look_at_the_clock`].
+#[inline(always)]
+pub fn current_untimed() -> Option<Current> {
+    let control = CONTROL.get(0)?;
+    if control.enabled == 0 || crate::kernel::LOCKSCOPE_ABI_4.load() != 4 {
+        return None;
+    }
+    task(control, 0)
+}
+
+#[inline(always)]
+fn task(control: &'static Control, now: u64) -> Option<Current> {
     let both = bpf_get_current_pid_tgid();
     let (tid, tgid) = (both as u32, (both >> 32) as u32);
     if tgid == control.own_tgid {
@@ -43,6 +58,18 @@ pub fn current() -> Option<Current> {
 }
 
 impl Current {
+    /// The same task, now.
+    #[inline(always)]
+    pub fn look_at_the_clock(self) -> Current {
+        Current { now: now(), ..self }
+    }
+
+    /// Whether a burst is under way, of what runs in bursts only.
+    #[inline(always)]
+    pub fn in_burst(&self) -> bool {
+        self.control.burst != 0
+    }
+
     /// Whether any selector takes this task; without selectors everybody is taken.
     #[inline(always)]
     pub fn is_selected(&self) -> bool {

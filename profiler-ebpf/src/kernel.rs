@@ -63,10 +63,7 @@ globals! {
     OFF_BDEV_DEV: u32 = ABSENT;
     /// transaction_s.t_tid
     OFF_TRANSACTION_TID: u32 = 0;
-    /// jbd2_journal_handle.h_ref
-    OFF_HANDLE_REFERENCES: u32 = ABSENT;
-    /// jbd2_journal_handle.h_sync and h_reserved, in bits.
-    BIT_HANDLE_SYNC: u32 = ABSENT;
+    /// jbd2_journal_handle.h_reserved, in bits.
     BIT_HANDLE_RESERVED: u32 = ABSENT;
     /// task_struct.nvcsw
     OFF_TASK_SWITCHES: u32 = ABSENT;

@@ -2,6 +2,7 @@
 //! thread of its own until it is closed. Decides nothing about what is shown.
 
 use std::{
+    mem::offset_of,
     process::Command,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -19,7 +20,11 @@ use crate::{
     exit::CannotRun,
     identity::{Anatomy, Identity, registry::Registry, slabs::Slabs},
     kernel::{btf::Btf, features::Features, kallsyms::Kallsyms, types::Types},
-    load::{Attacher, Loaded, LogReader, Mapped, Options, Sizes, attach::Links},
+    load::{
+        Attacher, Loaded, LogReader, Mapped, Options, Sizes,
+        attach::Links,
+        bursts::{BurstClock, Bursts},
+    },
     privilege,
     probes::{self, ProbeSpec, spec::Attached},
     snapshot::{Coverage, CoverageState, Names, Snapshot, read::OpenWaits, read::Reader},
@@ -36,8 +41,9 @@ const IDLE_PAUSE: Duration = Duration::from_millis(10);
 /// A wait this old whose thread is gone lost its end.
 const ABANDONED_NS: u64 = 60_000_000_000;
 
-/// One buffer lookup in so many is timed: a power of two.
+/// One buffer lookup in so many is timed: a power of two. All the time, and in bursts.
 const LRU_SAMPLING: u32 = 1024;
+const LRU_SAMPLING_IN_BURSTS: u32 = 64;
 
 /// What the session is to do.
 #[derive(Clone, Debug)]
@@ -78,6 +84,8 @@ pub struct Session {
     reader: Arc<Mutex<Reader>>,
     control: Arc<Mapped<Control>>,
     drain: Option<Drain>,
+    bursts: Option<Bursts>,
+    burst_clock: Arc<BurstClock>,
     log: Option<LogReader>,
     cgroup: Option<FreshCgroup>,
     follows_by_process: bool,
@@ -163,6 +171,8 @@ impl Session {
             reader: Arc::new(Mutex::new(reader)),
             control,
             drain: None,
+            bursts: None,
+            burst_clock: Arc::default(),
             log: None,
             cgroup: None,
             follows_by_process: false,
@@ -200,7 +210,6 @@ impl Session {
             stack_depth: plan.measure.stack_depth,
             own_tgid: std::process::id(),
             page_constant: self.control.get(0).page_constant,
-            lru_mask: LRU_SAMPLING - 1,
             ..Control::default()
         };
         selection.write(&mut control, cgroups, self.follows_by_process)?;
@@ -260,7 +269,8 @@ impl Session {
             "contention" => plan.measure.contention_hook.as_deref(),
             _ => None,
         };
-        let attached = Attacher::new(&mut self.loaded, btf).attach(spec, only, &mut self.links);
+        let always = plan.measure.probes.iter().any(|probe| probe.id() == spec.id);
+        let attached = Attacher::new(&mut self.loaded, btf).attach(spec, only, always, &mut self.links);
         Attached { kinds: kinds(&plan.measure), ..attached }
     }
 
@@ -269,9 +279,12 @@ impl Session {
         lock(&self.reader).refresh_names();
         self.own_cpu_before_ns = own_cpu_ns();
         self.attached_ns = monotonic_ns();
-        let mut control = self.control.get(0);
-        control.enabled = 1;
-        self.control.set(0, control);
+        let places = Arc::new(self.links.take_bursts());
+        let sampling = if places.is_empty() { LRU_SAMPLING } else { LRU_SAMPLING_IN_BURSTS };
+        self.control.set_word(offset_of!(Control, lru_mask), sampling - 1);
+        self.control.set_word(offset_of!(Control, enabled), 1);
+        let clock = Arc::clone(&self.burst_clock);
+        self.bursts = Some(Bursts::start(places, Arc::clone(&self.control), clock, monotonic_ns));
         let stop = Arc::new(AtomicBool::new(false));
         let (reader, stopped, log) = (Arc::clone(&self.reader), Arc::clone(&stop), self.log.take());
         let thread = std::thread::spawn(move || drain_until(&reader, &stopped, log));
@@ -304,9 +317,7 @@ impl Session {
         }
         // SAFETY: the number of our own thread.
         let tid = unsafe { libc::gettid() } as u32;
-        let mut control = self.control.get(0);
-        control.adopt_tid = if adopting { tid } else { 0 };
-        self.control.set(0, control);
+        self.control.set_word(offset_of!(Control, adopt_tid), if adopting { tid } else { 0 });
     }
 
     /// Reads everything, and the names that came up.
@@ -322,6 +333,7 @@ impl Session {
         let mut snapshot = reader.snapshot(monotonic_ns)?;
         let names = reader.take_names();
         drop(reader);
+        snapshot.subsystems.timed_ns = self.burst_clock.ran_ns(snapshot.at_ns);
         snapshot.cost.programs = self.links.costs();
         snapshot.cost.own_cpu_ns = own_cpu_ns() - self.own_cpu_before_ns;
         snapshot.cost.map_bytes = self.loaded.sizes.bytes();
@@ -361,9 +373,10 @@ impl Session {
 
     /// Stops recording: what is in the maps stays to be read.
     pub fn stop(&mut self) {
-        let mut control = self.control.get(0);
-        control.enabled = 0;
-        self.control.set(0, control);
+        self.control.set_word(offset_of!(Control, enabled), 0);
+        if let Some(bursts) = &mut self.bursts {
+            bursts.stop();
+        }
     }
 
     fn stop_draining(&mut self) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Probe `bh-lru`: lookups in the per-CPU LRU of buffer heads (fs/buffer.c), which a busy CPU makes a million times a second.
 //!
-//! The counting path is an increment in an array; only every so manieth lookup is timed, and only then a stack is walked. A hit
+//! It runs in bursts, or all the time when asked for. The counting path is an increment in an array; only every so manieth lookup is timed, and only then a stack is walked. A hit
 //! is the tracepoint block_touch_buffer, which has no other caller (touch_buffer, fs/buffer.c).
 
 use aya_ebpf::{
@@ -30,10 +30,7 @@ const FAMILY: u8 = 14;
 /// `find_get_block_common(bdev, block, size, atomic)` is entered, or `__find_get_block` where that is the only one.
 #[fentry(function = "any")]
 pub fn lru_lookup_entry(ctx: FEntryContext) -> i32 {
-    let Some(current) = filter::current() else { return 0 };
-    if !current.is_selected() {
-        return 0;
-    }
+    let Some(current) = in_burst() else { return 0 };
     // SAFETY: a typed argument of a traced function.
     let device = unsafe { member::<u32>(argument(&ctx, 0), kernel::OFF_BDEV_DEV.load()) };
     lookup(&current, device);
@@ -43,10 +40,7 @@ pub fn lru_lookup_entry(ctx: FEntryContext) -> i32 {
 /// The same is left.
 #[fexit(function = "any")]
 pub fn lru_lookup_exit(ctx: FExitContext) -> i32 {
-    let Some(current) = filter::current() else { return 0 };
-    if !current.is_selected() {
-        return 0;
-    }
+    let Some(current) = in_burst() else { return 0 };
     // SAFETY: as above.
     let device = unsafe { member::<u32>(argument(&ctx, 0), kernel::OFF_BDEV_DEV.load()) };
     looked_up(&ctx, &current, device, ctx.ret::<u64>().unwrap_or(0) != 0);
@@ -56,34 +50,30 @@ pub fn lru_lookup_exit(ctx: FExitContext) -> i32 {
 /// `block_touch_buffer(bh)`: a hit.
 #[btf_tracepoint(function = "block_touch_buffer")]
 pub fn lru_touch(ctx: BtfTracePointContext) -> i32 {
-    let Some(current) = filter::current() else { return 0 };
-    if current.is_selected() {
-        // SAFETY: a typed argument of a BTF tracepoint, and a typed member of it.
-        let device = unsafe {
-            let bdev: u64 = member(argument(&ctx, 0), kernel::OFF_BH_BDEV.load());
-            member::<u32>(bdev, kernel::OFF_BDEV_DEV.load())
-        };
-        touch(&current, device);
-    }
+    let Some(current) = in_burst() else { return 0 };
+    // SAFETY: a typed argument of a BTF tracepoint, and a typed member of it.
+    let device = unsafe {
+        let bdev: u64 = member(argument(&ctx, 0), kernel::OFF_BH_BDEV.load());
+        member::<u32>(bdev, kernel::OFF_BDEV_DEV.load())
+    };
+    touch(&current, device);
     0
 }
 
 /// The same by raw tracepoint.
 #[raw_tracepoint(tracepoint = "block_touch_buffer")]
 pub fn lru_touch_raw(ctx: RawTracePointContext) -> i32 {
-    let Some(current) = filter::current() else { return 0 };
-    if current.is_selected() {
-        let bdev: u64 = read(argument(&ctx, 0) + kernel::OFF_BH_BDEV.load() as u64).unwrap_or(0);
-        let device: u32 = read(bdev + kernel::OFF_BDEV_DEV.load() as u64).unwrap_or(0);
-        touch(&current, device);
-    }
+    let Some(current) = in_burst() else { return 0 };
+    let bdev: u64 = read(argument(&ctx, 0) + kernel::OFF_BH_BDEV.load() as u64).unwrap_or(0);
+    let device: u32 = read(bdev + kernel::OFF_BDEV_DEV.load() as u64).unwrap_or(0);
+    touch(&current, device);
     0
 }
 
 /// `invalidate_bh_lru` or `invalidate_bh_lrus_cpu`: this CPU's LRU is emptied.
 #[fentry(function = "any")]
 pub fn lru_invalidated(_ctx: FEntryContext) -> i32 {
-    if filter::current().is_some() {
+    if filter::current_untimed().is_some() {
         count(Counter::LruInvalidations);
     }
     0
@@ -92,7 +82,7 @@ pub fn lru_invalidated(_ctx: FEntryContext) -> i32 {
 /// `invalidate_bh_lrus` or `lru_add_drain_all`: every CPU's is to be emptied, and this is who asks.
 #[fentry(function = "any")]
 pub fn lru_invalidate_asked(ctx: FEntryContext) -> i32 {
-    if let Some(current) = filter::current()
+    if let Some(current) = filter::current_untimed()
         && current.is_selected()
     {
         sample(&ctx, &current, Kind::LruInvalidate, Lookup::Hit as u8, 0, 0);
@@ -103,7 +93,7 @@ pub fn lru_invalidate_asked(ctx: FEntryContext) -> i32 {
 /// Synthetic steps for tests: (1, device) enters, (2, device) hits, (3, device, found) leaves.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn drive_lru(ctx: RawTracePointContext) -> i32 {
-    let Some(current) = filter::current() else { return 0 };
+    let Some(current) = in_burst() else { return 0 };
     let device = argument(&ctx, 1) as u32;
     match argument(&ctx, 0) {
         1 => lookup(&current, device),
@@ -111,6 +101,12 @@ pub fn drive_lru(ctx: RawTracePointContext) -> i32 {
         _ => looked_up(&ctx, &current, device, argument(&ctx, 2) != 0),
     }
     0
+}
+
+/// The current task, if it is selected and a burst is under way.
+#[inline(always)]
+fn in_burst() -> Option<Current> {
+    filter::current_untimed().filter(|current| current.in_burst() && current.is_selected())
 }
 
 #[inline(always)]
@@ -133,7 +129,7 @@ fn lookup(current: &Current, device: u32) {
     if sample.turn & mask == 0 && mask != u32::MAX {
         sample.touched_by = 0;
         sample.tid = current.tid;
-        sample.begin_ns = current.now;
+        sample.begin_ns = filter::now();
     }
 }
 
@@ -181,7 +177,7 @@ fn looked_up<C: EbpfContext>(ctx: &C, current: &Current, device: u32, present: b
         // Through memory: the verifier would otherwise walk all that follows once for each outcome.
         core::ptr::write_volatile(&raw mut (*place).outcome, outcome as u32);
         let outcome = core::ptr::read_volatile(&raw const (*place).outcome) as u8;
-        let took = current.now.saturating_sub((*place).begin_ns);
+        let took = filter::now().saturating_sub((*place).begin_ns);
         sample(ctx, current, Kind::LruLookup, outcome, device, took);
     }
 }

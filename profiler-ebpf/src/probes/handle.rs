@@ -1,5 +1,6 @@
 //! Probe `jbd2`, the handles: how long starting, holding and stopping one takes, and why.
 //!
+//! The tracepoints count every handle; the function programs beside them time handles in bursts, or all the time when asked for.
 //! A start is timed from `start_this_handle` to the tracepoint that fires once for each outermost start, so that it needs no
 //! return: a start that fails fires nothing, and is seen at the thread's next one. Waits inside are told by whoever
 //! timed them (`note`). On hosts with tracepoints only the same programs count, and time nothing.
@@ -12,7 +13,7 @@ use aya_ebpf::{
     programs::{FEntryContext, FExitContext, RawTracePointContext},
 };
 use profiler_common::{
-    Kind, Mode, hist,
+    Control, Kind, Mode, hist,
     journal::{
         CAUSES, Cause, HANDLE_HELD, HANDLE_IS_AGAIN, HANDLE_IS_BARRED, HANDLE_IS_CROWDED, HANDLE_IS_RESERVED,
         HANDLE_IS_SYNC, HANDLE_LEFT, HANDLE_RESTARTS, HANDLE_STARTS, HANDLE_STOPS, Handle, JOURNALS,
@@ -79,7 +80,7 @@ pub fn handle_restarted(ctx: RawTracePointContext) -> i32 {
 #[raw_tracepoint(tracepoint = "jbd2_handle_stats")]
 pub fn handle_stats(ctx: RawTracePointContext) -> i32 {
     let word = |n| argument(&ctx, n) as u32;
-    let Some(current) = filter::current() else { return 0 };
+    let Some(current) = filter::current_untimed() else { return 0 };
     if !current.is_selected() {
         return 0;
     }
@@ -88,21 +89,9 @@ pub fn handle_stats(ctx: RawTracePointContext) -> i32 {
     tally(cell, JournalCounter::SyncStops, (word(5) & 1) as u64);
     tally(cell, JournalCounter::Requested, word(6) as u64);
     tally(cell, JournalCounter::Used, word(7) as u64);
-    0
-}
-
-/// `jbd2_journal_stop(handle)` is entered.
-#[fentry(function = "jbd2_journal_stop")]
-pub fn handle_stop_entry(ctx: FEntryContext) -> i32 {
-    let handle = argument(&ctx, 0);
-    // SAFETY: a typed argument of a traced function.
-    let (references, sync) = unsafe {
-        (
-            member::<u32>(handle, kernel::OFF_HANDLE_REFERENCES.load()),
-            bit_of(handle, kernel::BIT_HANDLE_SYNC.load()),
-        )
-    };
-    stop(references, sync);
+    if current.in_burst() {
+        stop(&current.look_at_the_clock(), word(5) & 1 != 0);
+    }
     0
 }
 
@@ -120,14 +109,13 @@ pub fn handle_stop_exit(_ctx: FExitContext) -> i32 {
     0
 }
 
-/// Synthetic steps for tests by BPF_PROG_TEST_RUN: (1, journal, flags) starts, (2, references, sync) stops, (3) leaves,
-/// (4) has stopped.
+/// Synthetic steps for tests by BPF_PROG_TEST_RUN: (1, journal, flags) starts, (3) leaves, (4) has stopped. The tracepoints in
+/// between are driven as they are.
 #[raw_tracepoint(tracepoint = "sys_enter")]
 pub fn drive_handle(ctx: RawTracePointContext) -> i32 {
     let (first, second) = (argument(&ctx, 1), argument(&ctx, 2) as u32);
     match argument(&ctx, 0) {
         1 => start(first, second),
-        2 => stop(first as u32, second != 0),
         3 => leave(),
         _ => stopped(),
     }
@@ -149,11 +137,14 @@ fn place_of(tid: u32) -> Option<*mut Handle> {
 
 /// The handle of this thread, if it has one that is timed.
 #[inline(always)]
-fn handle_of(tid: u32) -> Option<*mut Handle> {
+fn handle_of(control: &Control, tid: u32) -> Option<*mut Handle> {
+    if control.burst == 0 || tid == 0 {
+        return None;
+    }
     let handle = place_of(tid)?;
     // SAFETY: a map value; only its thread writes it while it is held.
-    (tid != 0 && unsafe { core::ptr::read_volatile(&raw const (*handle).tid) } == tid as u64)
-        .then_some(handle)
+    let (holder, burst) = unsafe { (core::ptr::read_volatile(&raw const (*handle).tid), (*handle).burst) };
+    (holder == tid as u64 && burst == control.burst).then_some(handle)
 }
 
 /// This thread's place, taken if it is free, or was left behind.
@@ -164,10 +155,12 @@ fn claim(current: &Current) -> Option<*mut Handle> {
     // SAFETY: a map value; two threads of one place on two CPUs may try at once.
     unsafe {
         let holder = core::ptr::read_volatile(&raw const (*handle).tid);
-        if holder == tid {
+        let old = (*handle).burst != current.control.burst
+            || current.now.saturating_sub((*handle).since_ns) >= STALE_NS;
+        if holder == tid && !old {
             return Some(handle);
         }
-        if holder != 0 && current.now.saturating_sub((*handle).since_ns) < STALE_NS {
+        if holder != 0 && holder != tid && !old {
             return None;
         }
         let word = &raw mut (*handle).tid;
@@ -175,6 +168,7 @@ fn claim(current: &Current) -> Option<*mut Handle> {
             atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, holder, tid);
         if taken {
             (*handle).phase = 0;
+            (*handle).burst = current.control.burst;
         }
         taken.then_some(handle)
     }
@@ -189,7 +183,7 @@ fn release(handle: *mut Handle) {
 #[inline(always)]
 fn start(journal: u64, flags: u32) {
     let Some(current) = filter::current() else { return };
-    if current.tid == 0 || !current.is_selected() {
+    if current.tid == 0 || !current.in_burst() || !current.is_selected() {
         return;
     }
     count(Counter::HandleEntries);
@@ -215,7 +209,7 @@ fn start(journal: u64, flags: u32) {
 
 #[inline(always)]
 fn started(counter: JournalCounter, begun: &Begun) {
-    let Some(current) = filter::current() else { return };
+    let Some(current) = filter::current_untimed() else { return };
     if !current.is_selected() {
         return;
     }
@@ -225,9 +219,17 @@ fn started(counter: JournalCounter, begun: &Begun) {
         tally(cell, JournalCounter::FailedRestarts, 1);
     } else {
         tally(cell, counter, 1);
-        note_running(number, begun.transaction, current.now);
+        note_running(number, begun.transaction);
     }
-    let Some(handle) = handle_of(current.tid) else {
+    if current.in_burst() {
+        end_start(&current.look_at_the_clock(), cell, number, begun);
+    }
+}
+
+/// Ends a start that was timed.
+#[inline(always)]
+fn end_start(current: &Current, cell: *mut JournalCell, number: u32, begun: &Begun) {
+    let Some(handle) = handle_of(current.control, current.tid) else {
         tally(cell, JournalCounter::Untimed, 1);
         return;
     };
@@ -252,13 +254,13 @@ fn started(counter: JournalCounter, begun: &Begun) {
 
 /// The running transaction's begin: its first handle's.
 #[inline(always)]
-fn note_running(number: u32, transaction: u32, now: u64) {
+fn note_running(number: u32, transaction: u32) {
     let Some(journal) = JOURNAL_STATES.get_ptr_mut(number) else { return };
     // SAFETY: a map value. Two first handles at once write nearly the same time.
     unsafe {
         if (*journal).running != transaction {
             (*journal).running = transaction;
-            (*journal).running_ns = now;
+            (*journal).running_ns = filter::now();
         }
     }
 }
@@ -330,8 +332,8 @@ fn switches() -> u64 {
 
 /// A wait has ended: if its thread is starting a handle, it is a part of that, and has a cause.
 #[inline(always)]
-pub fn note(wait: &Wait) {
-    let Some(handle) = handle_of(wait.tid) else { return };
+pub fn note(control: &Control, wait: &Wait) {
+    let Some(handle) = handle_of(control, wait.tid) else { return };
     // SAFETY: a map value that is the current thread's.
     let open = unsafe { &mut *handle };
     if open.phase == HANDLE_STARTS {
@@ -378,18 +380,11 @@ fn cause_of(open: &Handle, wait: &Wait) -> Cause {
 }
 
 #[inline(always)]
-fn stop(references: u32, sync: bool) {
-    let Some(current) = filter::current() else { return };
-    let Some(handle) = handle_of(current.tid) else { return };
+fn stop(current: &Current, sync: bool) {
+    let Some(handle) = handle_of(current.control, current.tid) else { return };
     // SAFETY: a map value that is this thread's.
     let open = unsafe { &mut *handle };
     if open.phase != HANDLE_HELD {
-        return;
-    }
-    if references > 1 {
-        if let Some(cell) = cell_of(open.journal_slot) {
-            tally(cell, JournalCounter::Nested, 1);
-        }
         return;
     }
     open.flags = sync as u32 * HANDLE_IS_SYNC;
@@ -403,7 +398,7 @@ fn stop(references: u32, sync: bool) {
 #[inline(always)]
 fn leave() {
     let Some(current) = filter::current() else { return };
-    let Some(handle) = handle_of(current.tid) else { return };
+    let Some(handle) = handle_of(current.control, current.tid) else { return };
     // SAFETY: a map value that is this thread's.
     let open = unsafe { &mut *handle };
     let Some(cell) = cell_of(open.journal_slot) else { return };
@@ -445,9 +440,16 @@ fn note_left(open: &Handle, current: &Current, held: u64) {
 #[inline(always)]
 fn stopped() {
     let Some(current) = filter::current() else { return };
-    let Some(handle) = handle_of(current.tid) else { return };
+    let Some(handle) = handle_of(current.control, current.tid) else { return };
     // SAFETY: a map value that is this thread's.
     let open = unsafe { &mut *handle };
+    if open.phase == HANDLE_HELD {
+        // Only an outermost handle's stop fires jbd2_handle_stats: this one was nested.
+        if let Some(cell) = cell_of(open.journal_slot) {
+            tally(cell, JournalCounter::Nested, 1);
+        }
+        return;
+    }
     if open.phase != HANDLE_LEFT && open.phase != HANDLE_STOPS {
         return;
     }

@@ -42,6 +42,7 @@ pub fn delta(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Momen
         written_off_ns: clamp(written_off.load_ns),
         written_off: clamp(written_off.contentions),
         own_cost: own_cost(prev, now, window_ns),
+        timed_ns: now.timed_ns.saturating_sub(prev.timed_ns).min(window_ns),
         journals: abilities.jbd2_counts.clone().map(|()| journals(names, abilities, prev, now)),
         bh_lru: abilities.lru_hits.clone().map(|()| bh_lru(names, abilities, prev, now)),
     }

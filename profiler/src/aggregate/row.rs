@@ -367,6 +367,8 @@ pub struct Table {
     pub written_off: u64,
     /// What lockscope cost.
     pub own_cost: OwnCost,
+    /// The part of the window in which handles and buffer lookups were timed, in nanoseconds.
+    pub timed_ns: u64,
     /// jbd2's journals, or why nothing of them is measured.
     pub journals: Result<Vec<JournalRow>, Reason>,
     /// The LRU of buffer heads, or why nothing of it is measured.

@@ -30,6 +30,8 @@ pub struct Moment {
     pub counters: BTreeMap<String, u64>,
     /// What we cost.
     pub cost: Cost,
+    /// How long handles and buffer lookups were timed so far.
+    pub timed_ns: u64,
     /// Journals by their file system's device.
     pub journals: BTreeMap<u32, JournalTotals>,
     /// Their commits.
@@ -69,6 +71,7 @@ impl Moment {
 
 impl Moment {
     fn absorb_subsystems(&mut self, read: &Subsystems) {
+        self.timed_ns = read.timed_ns;
         self.journals.extend(read.journals.iter().map(|(device, totals)| (*device, totals.clone())));
         for commit in &read.commits {
             self.commits.entry(commit.device).or_default().add(commit);

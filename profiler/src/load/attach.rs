@@ -7,9 +7,13 @@ use std::{
 };
 
 use anyhow::{Context, Error, Result, anyhow, bail};
-use aya::programs::{KProbe, Program, RawTracePoint};
+use aya::programs::{KProbe, Program};
 
-use super::{Loaded, raw};
+use super::{
+    Loaded,
+    bursts::{How, Place},
+    raw,
+};
 use crate::{
     kernel::btf::Btf,
     probes::{Attachment, Hook, ProbeSpec, Target, spec::Attached},
@@ -23,8 +27,19 @@ const KPROBE_PMU: &str = "/sys/bus/event_source/devices/kprobe/type";
 struct Running {
     name: String,
     program: OwnedFd,
-    /// Dropping it detaches; `None` when aya holds the link.
-    _link: Option<OwnedFd>,
+    /// Dropping it detaches; `None` when aya holds the link, or while no burst is under way.
+    link: Option<OwnedFd>,
+    /// How to attach it again, where that is ours to do.
+    again: Option<How>,
+}
+
+impl Running {
+    /// Detaches it and says how to attach it for a burst; `None` when it cannot be.
+    fn for_bursts(&mut self) -> Result<Option<Place>> {
+        let Some(how) = self.again else { return Ok(None) };
+        self.link = None;
+        Ok(Some(Place { program: self.program.try_clone()?, how }))
+    }
 }
 
 /// Everything attached so far. Dropping it detaches all.
@@ -37,6 +52,7 @@ pub struct Attacher<'a> {
 #[derive(Default)]
 pub struct Links {
     running: Vec<Running>,
+    bursts: Vec<Place>,
 }
 
 impl<'a> Attacher<'a> {
@@ -46,12 +62,21 @@ impl<'a> Attacher<'a> {
     }
 
     /// Attaches a probe by the first of its hooks that stands; `only` leaves just the hook of that name.
-    pub fn attach(&mut self, spec: &ProbeSpec, only: Option<&str>, links: &mut Links) -> Attached {
+    /// What is meant to run in bursts is attached for a moment, to see that it can be, unless `always`.
+    pub fn attach(
+        &mut self,
+        spec: &ProbeSpec,
+        only: Option<&str>,
+        always: bool,
+        links: &mut Links,
+    ) -> Attached {
         let mut attached = Attached { wanted: true, ..Attached::default() };
         for hook in spec.hooks.iter().filter(|hook| only.is_none_or(|name| name == hook.name)) {
-            match self.attach_hook(hook, &mut attached) {
-                Ok(running) => {
+            match self.attach_hook(hook, always, &mut attached) {
+                Ok((running, bursts)) => {
+                    attached.in_bursts = !bursts.is_empty();
                     links.running.extend(running);
+                    links.bursts.extend(bursts);
                     attached.hook = Some(hook.name);
                     return attached;
                 }
@@ -61,12 +86,22 @@ impl<'a> Attacher<'a> {
         attached
     }
 
-    fn attach_hook(&mut self, hook: &Hook, attached: &mut Attached) -> Result<Vec<Running>> {
-        let mut running = Vec::new();
+    fn attach_hook(
+        &mut self,
+        hook: &Hook,
+        always: bool,
+        attached: &mut Attached,
+    ) -> Result<(Vec<Running>, Vec<Place>)> {
+        let (mut running, mut bursts) = (Vec::new(), Vec::new());
         let mut missing = Vec::new();
         for attachment in hook.attachments {
             match self.attach_one(attachment) {
-                Ok(one) => running.push(one),
+                Ok(mut one) => {
+                    if attachment.bursts && !always {
+                        bursts.extend(one.for_bursts()?);
+                    }
+                    running.push(one);
+                }
                 Err(error) if attachment.optional => {
                     missing.push((attachment.target.name().to_owned(), reason(&error)));
                 }
@@ -77,14 +112,13 @@ impl<'a> Attacher<'a> {
             }
         }
         attached.missing = missing;
-        Ok(running)
+        Ok((running, bursts))
     }
 
     /// Detaches what aya holds of a hook that does not stand; our own links go with their fds.
     fn undo(&mut self, hook: &Hook) {
         for attachment in hook.attachments {
             let _ = match self.loaded.ebpf.program_mut(attachment.program) {
-                Some(Program::RawTracePoint(program)) => program.unload(),
                 Some(Program::KProbe(program)) => program.unload(),
                 _ => Ok(()),
             };
@@ -133,14 +167,16 @@ impl<'a> Attacher<'a> {
         let program = raw.load(name, tracing, id).with_context(|| format!("loading {name} for {target}"))?;
         let link = raw::attach(program.as_fd(), tracing, u64::from(cookie))
             .with_context(|| format!("attaching {name} to {target}"))?;
-        Ok(Running { name: format!("{name}:{target}"), program, _link: Some(link) })
+        let again = Some(How::Tracing(tracing, u64::from(cookie)));
+        Ok(Running { name: format!("{name}:{target}"), program, link: Some(link), again })
     }
 
-    fn attach_raw_tracepoint(&mut self, name: &str, tracepoint: &str) -> Result<Running> {
-        let program = self.loaded.load_raw_tracepoint(name)?;
-        program.attach(tracepoint).with_context(|| format!("attaching {name} to {tracepoint}"))?;
-        let fd = program.fd()?.as_fd().try_clone_to_owned()?;
-        Ok(Running { name: format!("{name}:{tracepoint}"), program: fd, _link: None })
+    fn attach_raw_tracepoint(&mut self, name: &str, tracepoint: &'static str) -> Result<Running> {
+        let program = self.loaded.load_raw_tracepoint(name)?.fd()?.as_fd().try_clone_to_owned()?;
+        let link = raw::attach_raw_tracepoint(program.as_fd(), tracepoint)
+            .with_context(|| format!("attaching {name} to {tracepoint}"))?;
+        let again = Some(How::RawTracepoint(tracepoint));
+        Ok(Running { name: format!("{name}:{tracepoint}"), program, link: Some(link), again })
     }
 
     fn attach_kprobe(&mut self, name: &str, function: &str) -> Result<Running> {
@@ -153,7 +189,7 @@ impl<'a> Attacher<'a> {
         program.load().with_context(|| format!("loading {name}"))?;
         program.attach(function, 0).with_context(|| format!("attaching {name} to {function}"))?;
         let fd = program.fd()?.as_fd().try_clone_to_owned()?;
-        Ok(Running { name: format!("{name}:{function}"), program: fd, _link: None })
+        Ok(Running { name: format!("{name}:{function}"), program: fd, link: None, again: None })
     }
 }
 
@@ -162,9 +198,14 @@ impl Links {
     ///
     /// # Errors
     /// When there is no such program, or the kernel refuses it.
-    pub fn follow(&mut self, loaded: &mut Loaded, program: &str, tracepoint: &str) -> Result<()> {
+    pub fn follow(&mut self, loaded: &mut Loaded, program: &str, tracepoint: &'static str) -> Result<()> {
         self.running.push(Attacher::new(loaded, None).attach_raw_tracepoint(program, tracepoint)?);
         Ok(())
+    }
+
+    /// What is to run in bursts; handed out once.
+    pub fn take_bursts(&mut self) -> Vec<Place> {
+        std::mem::take(&mut self.bursts)
     }
 
     /// What each attached program cost so far.
@@ -187,7 +228,6 @@ impl Links {
         self.running.clear();
         for (_, program) in loaded.ebpf.programs_mut() {
             let _ = match program {
-                Program::RawTracePoint(program) => RawTracePoint::unload(program),
                 Program::KProbe(program) => KProbe::unload(program),
                 _ => Ok(()),
             };

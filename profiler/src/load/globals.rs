@@ -40,8 +40,6 @@ pub fn values(options: &Options, btf: Option<&Btf>, features: &Features) -> Valu
         ("OFF_JOURNAL_DEVICE", offset("journal_s.j_fs_dev")),
         ("OFF_BDEV_DEV", offset("block_device.bd_dev")),
         ("OFF_TRANSACTION_TID", offset("transaction_s.t_tid")),
-        ("OFF_HANDLE_REFERENCES", offset("jbd2_journal_handle.h_ref")),
-        ("BIT_HANDLE_SYNC", bit("jbd2_journal_handle.h_sync")),
         ("BIT_HANDLE_RESERVED", bit("jbd2_journal_handle.h_reserved")),
         ("OFF_TASK_SWITCHES", offset("task_struct.nvcsw")),
         ("OFF_FILE_INODE", offset("file.f_inode")),

@@ -113,6 +113,18 @@ impl<T: Plain> Mapped<T> {
     }
 }
 
+impl Mapped<Control> {
+    /// Sets one word of the settings and touches no other: several threads steer.
+    ///
+    /// # Panics
+    /// When there is no whole word at this offset in bytes.
+    pub fn set_word(&self, offset: usize, value: u32) {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= size_of::<Control>());
+        // SAFETY: within the mapping; the kernel side only reads it.
+        unsafe { ptr::write_volatile(self.at(0).byte_add(offset).cast::<u32>(), value) }
+    }
+}
+
 impl<T: Plain> Drop for Mapped<T> {
     fn drop(&mut self) {
         // SAFETY: exactly what `new` mapped, and nobody holds a reference into it.

@@ -17,6 +17,7 @@ use profiler_common::{CellKey, CellRef, Control, key::CacheInfo};
 use crate::kernel::{btf::Btf, features::Features};
 
 pub mod attach;
+pub mod bursts;
 pub mod globals;
 pub mod mapped;
 pub mod peek;

@@ -151,6 +151,18 @@ pub fn attach(program: BorrowedFd<'_>, tracing: Tracing, cookie: u64) -> io::Res
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
 }
 
+/// Attaches a raw tracepoint program by the tracepoint's name, a module's too once it is loaded.
+///
+/// # Errors
+/// What the kernel says: ENOENT when there is no such tracepoint.
+pub fn attach_raw_tracepoint(program: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    let name = std::ffi::CString::new(name)?;
+    let mut attr = zeroed();
+    attr.raw_tracepoint.name = name.as_ptr() as u64;
+    attr.raw_tracepoint.prog_fd = program.as_raw_fd() as u32;
+    bpf_fd(bpf_cmd::BPF_RAW_TRACEPOINT_OPEN, &mut attr)
+}
+
 /// Runs a raw tracepoint program once, here and now, with these arguments.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! Probe `bh-lru`: lookups in the per-CPU LRU of buffer heads. Says which of it stands on this host.
 
-use super::spec::{Attached, Attachment, Hook, ProbeSpec, Target};
+use super::spec::{Attached, Attachment, Hook, IN_BURSTS, ProbeSpec, Target};
 use crate::kernel::features::Features;
 use crate::snapshot::{Coverage, CoverageState};
 
@@ -13,9 +13,9 @@ const ASKED: [&str; 2] = ["invalidate_bh_lrus", "lru_add_drain_all"];
 
 const fn on(function: &'static str) -> [Attachment; 7] {
     [
-        Attachment::needed("lru_lookup_exit", Target::Exit(function, 0)),
-        Attachment::needed("lru_touch", Target::BtfTracepoint(TOUCH)),
-        Attachment::needed("lru_lookup_entry", Target::Entry(function, 0)),
+        Attachment::needed("lru_lookup_exit", Target::Exit(function, 0)).in_bursts(),
+        Attachment::needed("lru_touch", Target::BtfTracepoint(TOUCH)).in_bursts(),
+        Attachment::needed("lru_lookup_entry", Target::Entry(function, 0)).in_bursts(),
         Attachment::optional("lru_invalidated", Target::Entry(EMPTIED[0], 0)),
         Attachment::optional("lru_invalidated", Target::Entry(EMPTIED[1], 0)),
         Attachment::optional("lru_invalidate_asked", Target::Entry(ASKED[0], 0)),
@@ -27,7 +27,7 @@ const fn on(function: &'static str) -> [Attachment; 7] {
 pub const SPEC: ProbeSpec = ProbeSpec {
     id: "bh-lru",
     sentence: "the per-CPU LRU of buffer heads: lookups, hits, what was found elsewhere or nowhere, by CPU and device",
-    cost: "an increment at each lookup's entry, hit and exit; one lookup in 1,024 is timed, with its stack",
+    cost: "an increment at each lookup's entry, hit and exit, in bursts; a few lookups are timed, with their stacks",
     lost: "whether __find_get_block's LRU of 16 buffers serves a load, and on which CPU it does not",
     hooks: &[
         Hook { name: "fentry/fexit", attachments: &on(COMMON) },
@@ -53,7 +53,7 @@ pub const COSTS: &str = "buffer LRU lookups by caller, and their cost";
 /// As above.
 pub const INVALIDATIONS: &str = "buffer LRU invalidations, and who asked";
 
-const SAMPLED: &str = "from one lookup in 1,024: estimates, with the tracing's own time in them";
+const SAMPLED: &str = "from a few lookups: estimates, with the tracing's own time in them";
 
 fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
     let absent = if attached.wanted { CoverageState::Absent } else { CoverageState::Off };
@@ -62,7 +62,12 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
             .map(|metric| line(metric, None, absent, Some(attached.reason())))
             .to_vec();
     };
-    let hits = line(HITS, Some(hook.to_owned()), CoverageState::Full, None);
+    let (state, reason) = if attached.in_bursts {
+        (CoverageState::Partial, Some(IN_BURSTS.to_owned()))
+    } else {
+        (CoverageState::Full, None)
+    };
+    let hits = line(HITS, Some(hook.to_owned()), state, reason.clone());
     if hook != "fentry/fexit" {
         let rest = [LOOKUPS, COSTS, INVALIDATIONS];
         let rest = rest.map(|metric| line(metric, None, absent, Some(attached.failures.join("; "))));
@@ -74,7 +79,7 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
     };
     vec![
         hits,
-        line(LOOKUPS, Some(hook.to_owned()), CoverageState::Full, None),
+        line(LOOKUPS, Some(hook.to_owned()), state, reason),
         line(COSTS, Some(hook.to_owned()), CoverageState::Partial, Some(SAMPLED.to_owned())),
         invalidations,
     ]

@@ -5,7 +5,7 @@ use profiler_common::inflight::{
     FUNC_JBD2_WAIT_LOCKED, FUNC_JBD2_WAIT_SPACE,
 };
 
-use super::spec::{Attached, Attachment, Hook, ProbeSpec, Target};
+use super::spec::{Attached, Attachment, Hook, IN_BURSTS, ProbeSpec, Target};
 use crate::kernel::features::Features;
 use crate::snapshot::{Coverage, CoverageState};
 
@@ -25,7 +25,7 @@ const STARTED: &str = "jbd2_handle_start";
 pub const SPEC: ProbeSpec = ProbeSpec {
     id: "jbd2",
     sentence: "jbd2: handles started, held and stopped, what a start waited for, commits phase by phase, and fsync",
-    cost: "eight small programs on each outermost handle; all the rest runs only where somebody waits or commits",
+    cost: "two small programs on each outermost handle, and three more in bursts; all the rest runs only where somebody waits or commits",
     lost: "every wait of ext4 in its journal: wait queues have no lock tracepoint",
     hooks: &[
         Hook {
@@ -39,16 +39,15 @@ pub const SPEC: ProbeSpec = ProbeSpec {
                 Attachment::needed("function_entry", Target::Entry(COMMIT, FUNC_JBD2_WAIT_COMMIT)),
                 Attachment::needed("handle_started", Target::RawTracepoint(STARTED)),
                 Attachment::needed("handle_restarted", Target::RawTracepoint("jbd2_handle_restart")),
-                Attachment::needed("handle_stats", Target::RawTracepoint("jbd2_handle_stats")),
+                Attachment::needed("handle_stats", Target::RawTracepoint("jbd2_handle_stats")).in_bursts(),
                 Attachment::needed("commit_start", Target::RawTracepoint("jbd2_start_commit")),
                 Attachment::needed("commit_locking", Target::RawTracepoint("jbd2_commit_locking")),
                 Attachment::needed("commit_flushing", Target::RawTracepoint("jbd2_commit_flushing")),
                 Attachment::needed("commit_logging", Target::RawTracepoint("jbd2_commit_logging")),
                 Attachment::needed("commit_end", Target::RawTracepoint("jbd2_end_commit")),
-                Attachment::optional("handle_stop_exit", Target::Exit(STOP, 0)),
-                Attachment::optional("handle_left", Target::Entry(LEAVE, 0)),
-                Attachment::optional("handle_stop_entry", Target::Entry(STOP, 0)),
-                Attachment::optional("handle_start_entry", Target::Entry(START, 0)),
+                Attachment::optional("handle_stop_exit", Target::Exit(STOP, 0)).in_bursts(),
+                Attachment::optional("handle_left", Target::Entry(LEAVE, 0)).in_bursts(),
+                Attachment::optional("handle_start_entry", Target::Entry(START, 0)).in_bursts(),
                 Attachment::optional("function_exit", Target::Exit(SHADOW, FUNC_JBD2_SHADOW)),
                 Attachment::optional("function_entry", Target::Entry(SHADOW, FUNC_JBD2_SHADOW)),
                 Attachment::optional("fsync_exit", Target::Exit(WRITE, FUNC_FSYNC_WRITE)),
@@ -108,18 +107,23 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
         let rest = rest.map(|metric| line(metric, None, absent, Some(attached.failures.join("; "))));
         return [vec![counts], rest.to_vec()].concat();
     }
-    let part = |metric: &str, needs: &[&str], reason: Option<&str>| match attached.lacks(needs) {
+    let bursts = |reason: Option<&str>| match (attached.in_bursts, reason) {
+        (true, Some(reason)) => Some(format!("{IN_BURSTS}; {reason}")),
+        (true, None) => Some(IN_BURSTS.to_owned()),
+        (false, reason) => reason.map(str::to_owned),
+    };
+    let part = |metric: &str, needs: &[&str], reason: Option<String>| match attached.lacks(needs) {
         Some(why) => line(metric, None, CoverageState::Absent, Some(why)),
         None => {
             let state = if reason.is_some() { CoverageState::Partial } else { CoverageState::Full };
-            line(metric, Some(hook.to_owned()), state, reason.map(str::to_owned))
+            line(metric, Some(hook.to_owned()), state, reason)
         }
     };
     vec![
         counts,
         part(WAITS, &[], None),
-        part(STARTS, &[START], Some(INLINED)),
-        part(HOLDS, &[START, STOP, LEAVE], None),
+        part(STARTS, &[START], bursts(Some(INLINED))),
+        part(HOLDS, &[START, STOP, LEAVE], bursts(None)),
         part(SHADOWS, &[SHADOW], None),
         part(FSYNCS, &[FSYNC, WRITE, FLUSH], None),
     ]

@@ -38,17 +38,24 @@ pub struct Attachment {
     pub target: Target,
     /// Whether the hook stands without it.
     pub optional: bool,
+    /// Whether it runs in bursts unless the probe was asked for by name.
+    pub bursts: bool,
 }
 
 impl Attachment {
     /// A program without which the hook does not stand.
     pub const fn needed(program: &'static str, target: Target) -> Attachment {
-        Attachment { program, target, optional: false }
+        Attachment { program, target, optional: false, bursts: false }
     }
 
     /// A program that the hook stands without.
     pub const fn optional(program: &'static str, target: Target) -> Attachment {
-        Attachment { program, target, optional: true }
+        Attachment { program, target, optional: true, bursts: false }
+    }
+
+    /// The same, in bursts: at a function that is entered too often to pay for all the time.
+    pub const fn in_bursts(self) -> Attachment {
+        Attachment { bursts: true, ..self }
     }
 }
 
@@ -83,6 +90,10 @@ impl Target {
     }
 }
 
+/// What a figure that is taken in bursts is told with.
+pub const IN_BURSTS: &str =
+    "in bursts of 0.2 s every 10 s; ask for the probe by name to have it all the time";
+
 /// What came of attaching one probe.
 #[derive(Clone, Debug, Default)]
 pub struct Attached {
@@ -92,6 +103,8 @@ pub struct Attached {
     pub hook: Option<&'static str>,
     /// Kinds of locks that are recorded, bits 1 << kind; the others are filtered out though the hook stands.
     pub kinds: u32,
+    /// Whether a part of it runs in bursts.
+    pub in_bursts: bool,
     /// Why each hook that was tried before does not stand.
     pub failures: Vec<String>,
     /// Optional programs that are missing, by target, with the reason.

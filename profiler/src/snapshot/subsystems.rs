@@ -128,6 +128,8 @@ pub struct LruTotals {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Subsystems {
+    /// How long handles and buffer lookups were timed and counted so far: all the time, or in bursts.
+    pub timed_ns: u64,
     /// Journals by their file system's device, those that changed.
     pub journals: BTreeMap<u32, JournalTotals>,
     /// Commits that ended since the last snapshot.

@@ -1,0 +1,191 @@
+//! Programs that are attached for moments only, since they would cost too much all the time: those at functions that a busy
+//! file system enters a million times a second. Sampling inside a program would not help – being called is most of its cost.
+//! Counts nothing.
+
+use std::{
+    mem::offset_of,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use profiler_common::Control;
+
+use super::{Mapped, raw};
+
+/// How long a burst lasts, and how long from one to the next: attaching takes about as long again.
+pub const BURST: Duration = Duration::from_millis(200);
+/// See [`BURST`].
+pub const PERIOD: Duration = Duration::from_secs(10);
+/// How long the thread is deaf to being stopped.
+const NAP: Duration = Duration::from_millis(20);
+
+/// A program and where it goes.
+pub struct Place {
+    /// The loaded program.
+    pub program: OwnedFd,
+    /// How it is attached.
+    pub how: How,
+}
+
+/// How a program is attached.
+#[derive(Clone, Copy, Debug)]
+pub enum How {
+    /// As it was loaded, with what it is told.
+    Tracing(raw::Tracing, u64),
+    /// To a raw tracepoint.
+    RawTracepoint(&'static str),
+}
+
+impl Place {
+    fn attach(&self) -> std::io::Result<OwnedFd> {
+        match self.how {
+            How::Tracing(tracing, cookie) => raw::attach(self.program.as_fd(), tracing, cookie),
+            How::RawTracepoint(name) => raw::attach_raw_tracepoint(self.program.as_fd(), name),
+        }
+    }
+}
+
+/// How long what runs in bursts has run so far.
+#[derive(Debug, Default)]
+pub struct BurstClock {
+    past_ns: AtomicU64,
+    since_ns: AtomicU64,
+}
+
+impl BurstClock {
+    /// Nanoseconds up to `now_ns` of the monotonic clock.
+    pub fn ran_ns(&self, now_ns: u64) -> u64 {
+        let since = self.since_ns.load(Ordering::Acquire);
+        let current = if since == 0 { 0 } else { now_ns.saturating_sub(since) };
+        self.past_ns.load(Ordering::Acquire) + current
+    }
+
+    fn begin(&self, now_ns: u64) {
+        self.since_ns.store(now_ns, Ordering::Release);
+    }
+
+    fn end(&self, now_ns: u64) {
+        let since = self.since_ns.swap(0, Ordering::AcqRel);
+        if since != 0 {
+            self.past_ns.fetch_add(now_ns.saturating_sub(since), Ordering::AcqRel);
+        }
+    }
+}
+
+/// The thread that attaches and detaches. Dropping it ends the burst under way.
+pub struct Bursts {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    failure: Arc<Mutex<Option<String>>>,
+}
+
+impl Bursts {
+    /// Begins the first burst at once; without places there is one burst without end.
+    pub fn start(
+        places: Arc<Vec<Place>>,
+        control: Arc<Mapped<Control>>,
+        clock: Arc<BurstClock>,
+        now_ns: fn() -> u64,
+    ) -> Bursts {
+        let (stop, failure) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        if places.is_empty() {
+            clock.begin(now_ns());
+            set_burst(&control, 1);
+            return Bursts { stop, thread: None, failure };
+        }
+        let (stopped, failed) = (Arc::clone(&stop), Arc::clone(&failure));
+        let thread = std::thread::spawn(move || {
+            let mut number = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                number += 1;
+                if let Err(error) = burst(&places, &control, &clock, number, now_ns, &stopped) {
+                    *lock(&failed) = Some(format!("{error:#}"));
+                    return;
+                }
+                wait(PERIOD - BURST, &stopped);
+            }
+        });
+        Bursts { stop, thread: Some(thread), failure }
+    }
+
+    /// Why there are no further bursts, if there are none.
+    pub fn failure(&self) -> Option<String> {
+        lock(&self.failure).clone()
+    }
+
+    /// Ends the burst under way, and all to come.
+    pub fn stop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Bursts {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn burst(
+    places: &[Place],
+    control: &Mapped<Control>,
+    clock: &BurstClock,
+    number: u32,
+    now_ns: fn() -> u64,
+    stopped: &AtomicBool,
+) -> Result<()> {
+    let links: Vec<OwnedFd> =
+        places.iter().map(Place::attach).collect::<std::io::Result<_>>().context("attaching for a burst")?;
+    set_burst(control, number);
+    clock.begin(now_ns());
+    wait(BURST, stopped);
+    set_burst(control, 0);
+    clock.end(now_ns());
+    // The busiest are attached last, and leave first.
+    links.into_iter().rev().for_each(drop);
+    Ok(())
+}
+
+fn set_burst(control: &Mapped<Control>, number: u32) {
+    control.set_word(offset_of!(Control, burst), number);
+}
+
+fn wait(duration: Duration, stopped: &AtomicBool) {
+    let end = std::time::Instant::now() + duration;
+    while !stopped.load(Ordering::Relaxed) {
+        let left = end.saturating_duration_since(std::time::Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(NAP));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_counts_bursts_and_the_one_under_way() {
+        let clock = BurstClock::default();
+        assert_eq!(clock.ran_ns(1000), 0);
+        clock.begin(100);
+        assert_eq!(clock.ran_ns(150), 50);
+        clock.end(200);
+        clock.end(300);
+        clock.begin(1000);
+        assert_eq!(clock.ran_ns(1010), 110);
+    }
+}
