@@ -27,6 +27,8 @@ pub struct Wait {
     pub wait_ns: u64,
     pub spin_ns: u64,
     pub queue_ns: u64,
+    /// With the waits inside that are accounted apart.
+    pub whole_ns: u64,
     /// Bits 1 << [`Outcome`], or [`INTERRUPTED`].
     pub outcomes: u32,
     pub tid: u32,

@@ -307,6 +307,7 @@ pub fn finish(home: &Home, interval: *mut Interval, now: u64) -> Option<(Wait, u
         wait_ns: end_ns.saturating_sub(begin_ns),
         spin_ns: open.spin_ns,
         queue_ns: open.queue_ns,
+        whole_ns: end_ns.saturating_sub(begin_ns),
         outcomes: 0,
         tid: open.tid,
     };

@@ -130,7 +130,7 @@ pub const REPORT: [&str; 11] = [
 ];
 
 /// What each loss means, by its name in `losses`.
-pub const LOSSES: [(&str, &str); 13] = [
+pub const LOSSES: [(&str, &str); 15] = [
     ("end_without_begin", "ends whose begin was not seen, as of waits that began before attaching"),
     ("exit_without_entry", "exits of timed functions whose entry was not seen"),
     ("lost_end", "waits whose end was lost"),
@@ -143,6 +143,8 @@ pub const LOSSES: [(&str, &str); 13] = [
     ("missed_returns", "returns that the kretprobe missed, as when many tasks sleep inside"),
     ("follow_full", "processes of the command that could not be followed: too many at once"),
     ("abandoned", "waits left open by tasks that are gone"),
+    ("handle_collision", "handles and fsyncs counted but not timed: another thread's held the place"),
+    ("lost_commits", "commits in no timeline: they ended faster than they were read"),
     ("recursion_misses", "probe runs that the kernel skipped since the probe was running on that CPU"),
 ];
 

@@ -213,7 +213,15 @@ fn sample<C: EbpfContext>(ctx: &C, current: &Current, kind: Kind, outcome: u8, d
         device,
         generation: 0,
     };
-    let wait =
-        Wait { key, address: 0, wait_ns: took, spin_ns: 0, queue_ns: 0, outcomes: 0, tid: current.tid };
+    let wait = Wait {
+        key,
+        address: 0,
+        wait_ns: took,
+        spin_ns: 0,
+        queue_ns: 0,
+        whole_ns: took,
+        outcomes: 0,
+        tid: current.tid,
+    };
     account::sample(ctx, current, wait, Family::of_function(FAMILY));
 }

@@ -70,7 +70,7 @@ pub fn note(wait: &Wait) {
         return;
     }
     if let Some(sync) = fsync_of(wait.tid) {
-        sync.parts[FsyncPart::CommitWait as usize] += wait.wait_ns;
+        sync.parts[FsyncPart::CommitWait as usize] += wait.whole_ns;
     }
 }
 

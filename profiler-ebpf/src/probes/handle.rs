@@ -345,7 +345,7 @@ pub fn note(control: &Control, wait: &Wait) {
         open.told_ns += wait.wait_ns;
     } else if kind_of(wait) == Kind::Commit as u8 && (open.phase == HANDLE_STOPS || open.phase == HANDLE_LEFT)
     {
-        open.causes[COMMIT_WAIT] += wait.wait_ns;
+        open.causes[COMMIT_WAIT] += wait.whole_ns;
     }
 }
 

@@ -202,10 +202,7 @@ fn journal(context: &Context<'_>) -> JournalRow {
         now.counters[counter as usize].saturating_sub(before.counters[counter as usize])
     };
     let abilities = context.abilities;
-    let nested = match &abilities.jbd2_holds {
-        Ok(()) => Reading::Exact(grown(JournalCounter::Nested)),
-        Err(reason) => Reading::Missing(reason.clone()),
-    };
+    let nested = abilities.jbd2_holds.clone().map(|()| grown(JournalCounter::Nested));
     let (commits, phases, blamed) = commits(context);
     JournalRow {
         device: device_name(context.device),
@@ -214,7 +211,7 @@ fn journal(context: &Context<'_>) -> JournalRow {
         restarts: grown(JournalCounter::Restarts),
         failed_restarts: grown(JournalCounter::FailedRestarts),
         untimed: grown(JournalCounter::Untimed),
-        nested,
+        nested: nested.map_or_else(Reading::Missing, |n| scaled(context, n)),
         stops: grown(JournalCounter::Stops),
         sync_stops: grown(JournalCounter::SyncStops),
         requested: grown(JournalCounter::Requested),
@@ -227,6 +224,19 @@ fn journal(context: &Context<'_>) -> JournalRow {
         blamed: abilities.jbd2_holds.clone().map(|()| blamed),
         fsync: abilities.fsync.clone().map(|()| fsync(now, before)),
         fill: context.now.fills.get(&context.device).copied(),
+    }
+}
+
+/// What was counted while handles were timed, for the whole window.
+fn scaled(context: &Context<'_>, n: u64) -> Reading {
+    let window_ns = context.now.at_ns.saturating_sub(context.prev.at_ns);
+    let timed_ns = context.now.timed_ns.saturating_sub(context.prev.timed_ns);
+    if timed_ns * 100 >= window_ns * 99 {
+        return Reading::Exact(n);
+    }
+    match (u128::from(n) * u128::from(window_ns)).checked_div(u128::from(timed_ns)) {
+        Some(all) => Reading::Estimate(u64::try_from(all).unwrap_or(u64::MAX)),
+        None => Reading::Missing(Reason::from("no burst fell into the window")),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::subsystems_json;
 use crate::aggregate::{Bucket, Coverage, Open, OwnCost, Owner, Reading, Report, Row, Table};
 use crate::terminal::{printable, printable_str};
 use profiler_common::cell::Outcome;
@@ -27,7 +28,7 @@ pub fn render(report: &Report) -> Value {
         "rows": table.rows.iter().map(row).collect::<Vec<_>>(),
         "in_progress": table.in_progress.iter().map(open).collect::<Vec<_>>(),
     });
-    escape(merged(value, about(report)))
+    escape(merged(merged(value, about(report)), subsystems_json::sections(table)))
 }
 
 /// What is said beside the contract.
@@ -66,7 +67,8 @@ fn totals(table: &Table) -> Value {
 /// The host's coverage, then the gaps of single rows: every `null` of a row finds its reason here.
 fn coverage(report: &Report) -> Vec<Value> {
     let mut lines: Vec<Value> = report.meta.coverage.iter().map(coverage_line).collect();
-    for (metric, reason) in gaps(&report.table.rows) {
+    let gaps = gaps(&report.table.rows).into_iter().chain(subsystems_json::gaps(&report.table));
+    for (metric, reason) in gaps {
         lines.push(json!({
             "probe": "report", "metric": metric, "hook": null, "state": "partial", "reason": reason,
         }));

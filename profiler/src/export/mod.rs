@@ -5,4 +5,6 @@
 
 mod grid;
 pub mod json;
+mod subsystems_json;
+mod subsystems_table;
 pub mod table;

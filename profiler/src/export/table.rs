@@ -5,6 +5,7 @@
 use profiler_common::cell::Outcome;
 
 use super::grid::{Grid, Head, wrap};
+use super::subsystems_table;
 use crate::aggregate::{
     Coverage, CoverageState, OutcomeCounts, Owner, OwnerShare, Reading, Report, Row, Sums, Table,
 };
@@ -34,6 +35,7 @@ impl Default for Options {
 pub fn render(report: &Report, options: &Options) -> String {
     let options = &Options { max_width: options.max_width.max(60), ..*options };
     let table = &report.table;
+    let subsystems = subsystems_table::sections(table, options);
     let sections = [
         head(report, options),
         coverage(&report.meta.coverage, options),
@@ -41,10 +43,15 @@ pub fn render(report: &Report, options: &Options) -> String {
         in_progress(table, options),
         rwsems(report, options),
         details(table, options),
-        totals(report, options),
-        foot(table, options),
     ];
-    sections.into_iter().filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n")
+    let last = [totals(report, options), foot(table, options)];
+    sections
+        .into_iter()
+        .chain(subsystems)
+        .chain(last)
+        .filter(|section| !section.is_empty())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn head(report: &Report, options: &Options) -> String {

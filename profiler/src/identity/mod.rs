@@ -261,7 +261,9 @@ impl Namer for Identity {
         self.new.cells.push(name);
     }
 
-    fn journal_fills(&self) -> BTreeMap<u32, JournalFill> {
+    fn journal_fills(&mut self) -> BTreeMap<u32, JournalFill> {
+        // A journal that was unmounted is no longer there to be read.
+        self.walk_again();
         self.anatomy.as_ref().map_or_else(BTreeMap::new, Anatomy::journal_fills)
     }
 

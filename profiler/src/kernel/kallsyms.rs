@@ -127,6 +127,18 @@ const LOCK_NAMES: &[&str] = &[
 /// The same for whole families. Not `rt_mutex_*`: `rt_mutex_setprio` (`kernel/sched/core.c`) is a run queue's caller;
 /// not `ftrace_*`, `kprobe_*` or `bpf_prog_*`: the functions that manage these take locks of their own. What ftrace,
 /// kprobes and the BPF compiler generate is known by its module name, see [`GENERATED`].
+/// Where buffer lookups are traced (the first two), and what stands between them and who wanted the buffer (fs/buffer.c).
+const BUFFER_LOOKUPS: [&str; 8] = [
+    "find_get_block_common",
+    "__find_get_block",
+    "__find_get_block_nonatomic",
+    "bdev_getblk",
+    "__getblk_gfp",
+    "__bread_gfp",
+    "__breadahead",
+    "sb_find_get_block",
+];
+
 const LOCK_PREFIXES: &[&str] = &[
     "__bpf_get_stack",
     "__bpf_prog_enter",
@@ -563,14 +575,20 @@ impl Kallsyms {
     /// `frames` runs from the innermost outwards; the first may be an exact address, the others are return addresses.
     /// Frames without a symbol are passed over: they are BPF programs younger than this table.
     pub fn caller<'a>(&'a self, frames: &[u64]) -> Option<(usize, Symbol<'a>)> {
-        frames.iter().enumerate().find_map(|(index, &frame)| {
+        let mut outside = frames.iter().enumerate().filter_map(|(index, &frame)| {
             let inside = if index == 0 { frame } else { frame.checked_sub(1)? };
             if self.is_lock_code(inside) {
                 return None;
             }
             let symbol = if index == 0 { self.symbol(frame) } else { self.symbol_of_return(frame) };
             Some((index, symbol?))
-        })
+        });
+        let first = outside.next()?;
+        // A sampled lookup of a buffer begins in the lookup itself.
+        if BUFFER_LOOKUPS[..2].contains(&first.1.name) {
+            return outside.find(|(_, symbol)| !BUFFER_LOOKUPS.contains(&symbol.name)).or(Some(first));
+        }
+        Some(first)
     }
 }
 

@@ -18,10 +18,11 @@ use profiler_common::Control;
 
 use super::{Mapped, raw};
 
-/// How long a burst lasts, and how long from one to the next: attaching takes about as long again.
-pub const BURST: Duration = Duration::from_millis(200);
-/// See [`BURST`].
-pub const PERIOD: Duration = Duration::from_secs(10);
+/// How long a burst lasts. Attaching and detaching take about as long again.
+const BURST: Duration = Duration::from_millis(200);
+/// From one burst to the next in the long run. The first ones come sooner, so that a short recording has some.
+const PERIOD: Duration = Duration::from_secs(10);
+const FIRST_PERIOD: Duration = Duration::from_secs(2);
 /// How long the thread is deaf to being stopped.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -108,7 +109,7 @@ impl Bursts {
                     *lock(&failed) = Some(format!("{error:#}"));
                     return;
                 }
-                wait(PERIOD - BURST, &stopped);
+                wait(pause_after(number), &stopped);
             }
         });
         Bursts { stop, thread: Some(thread), failure }
@@ -158,6 +159,12 @@ fn burst(
     Ok(())
 }
 
+/// How long nothing is attached after this burst: twice as long each time, up to the period.
+fn pause_after(number: u32) -> Duration {
+    let period = FIRST_PERIOD.saturating_mul(1 << (number - 1).min(8)).min(PERIOD);
+    period.saturating_sub(BURST)
+}
+
 fn set_burst(control: &Mapped<Control>, number: u32) {
     control.set_word(offset_of!(Control, burst), number);
 }
@@ -176,6 +183,13 @@ fn wait(duration: Duration, stopped: &AtomicBool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bursts_come_less_often_as_time_goes_on() {
+        let pauses: Vec<u128> = (1..=5).map(|number| pause_after(number).as_millis()).collect();
+        assert_eq!(pauses, [1800, 3800, 7800, 9800, 9800]);
+        assert_eq!(pause_after(u32::MAX).as_millis(), 9800);
+    }
 
     #[test]
     fn the_clock_counts_bursts_and_the_one_under_way() {

@@ -54,7 +54,7 @@ pub trait Namer: Send {
     /// Whether this thread is running or waiting for a CPU now; `false` for the idle threads, which are all number 0.
     fn is_running(&self, tid: u32) -> bool;
     /// How full each journal is now, by its device.
-    fn journal_fills(&self) -> BTreeMap<u32, JournalFill> {
+    fn journal_fills(&mut self) -> BTreeMap<u32, JournalFill> {
         BTreeMap::new()
     }
     /// Buffers that the LRUs of these CPUs hold now; `None` when they cannot be read.
