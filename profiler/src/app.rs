@@ -28,6 +28,8 @@ use crate::{
 
 /// How long a command that was told to end is waited for.
 const COMMAND_GRACE: Duration = Duration::from_secs(3);
+/// How often our own cost is looked at.
+const BUDGET_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs a parsed command line; says the exit code.
 ///
@@ -104,7 +106,7 @@ fn leave_at_the_next_signal(mut signals: Signals, undo: impl FnOnce() + Send + '
 async fn record(args: RecordArgs) -> Result<u8> {
     let interval = seconds("--interval", args.interval)?;
     let duration = args.duration.map(|secs| seconds("--duration", secs)).transpose()?;
-    let plan = Plan { measure: args.measure.clone(), selection: args.measure.selection(&args.command) };
+    let plan = Plan { measure: args.measure.clone(), selection: args.measure.selection(&args.command)? };
     let mut signals = Signals::new()?;
     let mut session = Session::open(&plan)?;
     warn(&session);
@@ -157,14 +159,30 @@ async fn watch(
     let start = Instant::now();
     let mut ticks = interval_at(start + interval, interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut looks = budget_ticks();
     loop {
         tokio::select! {
             () = signals.any() => return Ok(Ending::Signal),
             () = until(duration.map(|duration| start + duration)) => return Ok(Ending::Duration),
             () = ended(child) => return Ok(Ending::Command),
             _ = ticks.tick() => write_snapshot(session, writer)?,
+            _ = looks.tick() => keep_budget(session)?,
         }
     }
+}
+
+/// When the budget is looked at, apart from the snapshots.
+fn budget_ticks() -> tokio::time::Interval {
+    let mut ticks = interval_at(Instant::now() + BUDGET_INTERVAL, BUDGET_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    ticks
+}
+
+fn keep_budget(session: &mut Session) -> Result<()> {
+    if let Some(done) = session.keep_budget()? {
+        say(&done);
+    }
+    Ok(())
 }
 
 async fn until(deadline: Option<Instant>) {
@@ -238,6 +256,7 @@ fn meta(plan: &Plan, session: &Session) -> Meta {
         min_wait_ns: plan.measure.min_wait,
         stack_depth: plan.measure.stack_depth,
         coverage: session.coverage.clone(),
+        device: plan.selection.device.as_ref().map(|(device, _)| *device),
         isolated_cpus: features.isolated_cpus.clone(),
         lru_sampling: session.lru_sampling(),
         hz: features.hz,
@@ -273,7 +292,7 @@ pub fn read_report(file: &Path) -> Result<Report> {
 
 async fn top(args: TopArgs) -> Result<u8> {
     let interval = seconds("--interval", args.interval)?;
-    let plan = Plan { measure: args.measure.clone(), selection: args.measure.selection(&[]) };
+    let plan = Plan { measure: args.measure.clone(), selection: args.measure.selection(&[])? };
     let mut signals = Signals::new()?;
     let mut session = Session::open(&plan)?;
     warn(&session);
@@ -281,10 +300,12 @@ async fn top(args: TopArgs) -> Result<u8> {
     let meta = meta(&plan, &session);
     let mut state = State::new(&meta);
     let mut ticks = interval_at(Instant::now() + interval, interval);
+    let mut looks = budget_ticks();
     let mut left = args.count.unwrap_or(u64::MAX);
     while left > 0 {
         tokio::select! {
             () = signals.any() => break,
+            _ = looks.tick() => keep_budget(&mut session)?,
             _ = ticks.tick() => {
                 let text = next_table(&mut session, &mut state, &meta, args.rows)?;
                 if !print_unless(&mut signals, text).await? {

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{stress::StressArgs, workload::Selection, workload::command::CommandUser};
+use crate::{stress::StressArgs, workload, workload::Selection, workload::command::CommandUser};
 
 /// Frames walked unless the user says otherwise.
 const DEFAULT_DEPTH: u32 = 16;
@@ -60,6 +60,13 @@ pub struct MeasureArgs {
     /// Bound on the memory of all maps, in MiB [default: 64 for each 64 possible CPUs begun]
     #[arg(long, value_name = "MIB")]
     pub map_memory: Option<u64>,
+    /// Most of the machine's CPU time that our BPF programs may take, in per cent. Above it stacks are given up, then sampled
+    /// timings, then whole probes, each with a message; 100 = no bound
+    #[arg(long, value_name = "PERCENT", default_value_t = 1.0, value_parser = parse_percent)]
+    pub max_overhead: f64,
+    /// Record only waits in this file system or block device: MAJ:MIN, or a mount point
+    #[arg(long, value_name = "MAJ:MIN|MOUNTPOINT")]
+    pub device: Option<String>,
     /// Put kernel addresses into what is written; without it they never leave this host
     #[arg(long)]
     pub raw_addresses: bool,
@@ -113,6 +120,8 @@ impl MeasureArgs {
             min_wait: 0,
             stack_depth: DEFAULT_DEPTH,
             map_memory,
+            max_overhead: 100.0,
+            device: None,
             raw_addresses: false,
             bpf_log: false,
             rwsem_hook: None,
@@ -121,13 +130,18 @@ impl MeasureArgs {
     }
 
     /// Whose waits, with the command that a subcommand may have.
-    pub fn selection(&self, command: &[OsString]) -> Selection {
-        Selection {
+    ///
+    /// # Errors
+    /// When the device does not exist.
+    pub fn selection(&self, command: &[OsString]) -> anyhow::Result<Selection> {
+        let device = self.device.as_ref().map(|text| anyhow::Ok((workload::device(text)?, text.clone())));
+        Ok(Selection {
+            device: device.transpose()?,
             pids: self.pids.clone(),
             comms: self.comms.clone(),
             cgroups: self.cgroups.clone(),
             command: command.to_vec(),
-        }
+        })
     }
 }
 
@@ -213,6 +227,16 @@ pub struct DoctorArgs {
     /// Bound on the memory of all maps, in MiB [default: 64 for each 64 possible CPUs begun]
     #[arg(long, value_name = "MIB")]
     pub map_memory: Option<u64>,
+}
+
+/// A share in per cent, above 0.
+fn parse_percent(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.trim_end_matches('%').parse().map_err(|_| format!("{text} is no number"))?;
+    if percent.is_finite() && percent > 0.0 && percent <= 100.0 {
+        Ok(percent)
+    } else {
+        Err(format!("{text}: give more than 0 and at most 100"))
+    }
 }
 
 /// A time with its unit, as nanoseconds; a bare number is nanoseconds.

@@ -6,6 +6,7 @@
 
 pub mod aggregate;
 pub mod app;
+pub mod budget;
 pub mod cli;
 pub mod doctor;
 pub mod exit;

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use profiler_common::{Control, Kind};
 
 use crate::{
+    budget::{Governor, ProbeCost, Step, Verdict},
     cli::MeasureArgs,
     exit::CannotRun,
     identity::{Anatomy, Identity, registry::Registry, slabs::Slabs},
@@ -27,7 +28,7 @@ use crate::{
     },
     privilege,
     probes::{self, ProbeSpec, spec::Attached},
-    snapshot::{Coverage, CoverageState, Names, Snapshot, read::OpenWaits, read::Reader},
+    snapshot::{BudgetStep, Coverage, CoverageState, Names, Snapshot, read::OpenWaits, read::Reader},
     workload::{
         Selection, cgroup,
         cgroup::FreshCgroup,
@@ -86,6 +87,10 @@ pub struct Session {
     drain: Option<Drain>,
     bursts: Option<Bursts>,
     burst_clock: Arc<BurstClock>,
+    governor: Governor,
+    budget_steps: Vec<BudgetStep>,
+    stack_depth: u32,
+    lru_mask: u32,
     log: Option<LogReader>,
     cgroup: Option<FreshCgroup>,
     follows_by_process: bool,
@@ -173,6 +178,10 @@ impl Session {
             drain: None,
             bursts: None,
             burst_clock: Arc::default(),
+            governor: Governor::new(plan.measure.max_overhead, features.online_cpus),
+            budget_steps: Vec::new(),
+            stack_depth: plan.measure.stack_depth,
+            lru_mask: u32::MAX,
             log: None,
             cgroup: None,
             follows_by_process: false,
@@ -281,7 +290,8 @@ impl Session {
         self.attached_ns = monotonic_ns();
         let places = Arc::new(self.links.take_bursts());
         let sampling = if places.is_empty() { LRU_SAMPLING } else { LRU_SAMPLING_IN_BURSTS };
-        self.control.set_word(offset_of!(Control, lru_mask), sampling - 1);
+        self.lru_mask = sampling - 1;
+        self.control.set_word(offset_of!(Control, lru_mask), self.lru_mask);
         self.control.set_word(offset_of!(Control, enabled), 1);
         let clock = Arc::clone(&self.burst_clock);
         self.bursts = Some(Bursts::start(places, Arc::clone(&self.control), clock, monotonic_ns));
@@ -334,10 +344,55 @@ impl Session {
         let names = reader.take_names();
         drop(reader);
         snapshot.subsystems.timed_ns = self.burst_clock.ran_ns(snapshot.at_ns);
+        snapshot.budget = std::mem::take(&mut self.budget_steps);
         snapshot.cost.programs = self.links.costs();
         snapshot.cost.own_cpu_ns = own_cpu_ns() - self.own_cpu_before_ns;
         snapshot.cost.map_bytes = self.loaded.sizes.bytes();
         Ok((names, snapshot))
+    }
+
+    /// Looks at what our programs cost and gives something up, or takes it back, to keep the budget. To be called once a
+    /// second or so; says what was done.
+    ///
+    /// # Errors
+    /// When a probe cannot be attached again.
+    pub fn keep_budget(&mut self) -> Result<Option<String>> {
+        let costs = self.links.costs_by_probe().into_iter();
+        let costs = costs.map(|(id, run_ns)| ProbeCost { id: id.to_owned(), run_ns }).collect();
+        let now = monotonic_ns();
+        let verdict = self.governor.observe(now, costs);
+        let (percent, most) = (self.governor.decided_percent(), self.governor.most_percent());
+        let (step, shed) = match verdict {
+            Verdict::Keep => return Ok(None),
+            Verdict::Shed(step) => (step, true),
+            Verdict::Recover(step) => (step, false),
+        };
+        self.carry_out(&step, shed)?;
+        let what = step.in_words();
+        self.budget_steps.push(BudgetStep { at_ns: now, what: what.clone(), shed, percent });
+        let verb = if shed { "gives up" } else { "takes back" };
+        Ok(Some(format!(
+            "our programs took {percent:.2} % of the machine, the budget is {most} %: {verb} {what}"
+        )))
+    }
+
+    fn carry_out(&mut self, step: &Step, shed: bool) -> Result<()> {
+        match step {
+            Step::Stacks => {
+                let depth = if shed { 0 } else { self.stack_depth };
+                self.control.set_word(offset_of!(Control, stack_depth), depth);
+            }
+            Step::Samples => {
+                let mask = if shed { u32::MAX } else { self.lru_mask };
+                self.control.set_word(offset_of!(Control, lru_mask), mask);
+                if let Some(bursts) = &self.bursts {
+                    bursts.pause(shed);
+                }
+            }
+            Step::Probe(id) if shed => self.links.pause(id),
+            Step::Probe(id) => self.links.resume(id)?,
+        }
+        Ok(())
     }
 
     /// The kind of lock of each cell made so far, for tests that need no names.

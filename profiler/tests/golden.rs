@@ -11,10 +11,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use profiler::aggregate::{GroupBy, Report, whole};
 use profiler::export::{json, table};
+use profiler::probes::{bh_lru, jbd2};
 use profiler::recording::{Recording, Writer};
+use profiler::snapshot::subsystems::{
+    CommitSeen, JournalFill, JournalTotals, LruTotals, SpanTotals, Subsystems,
+};
 use profiler::snapshot::{
-    CellName, Cost, Coverage, CoverageState, End, LockName, Meta, Names, OpenWait, ProcessName, ProgramCost,
-    Snapshot, StackName, Totals,
+    BudgetStep, CellName, Cost, Coverage, CoverageState, End, LockName, Meta, Names, OpenWait, ProcessName,
+    ProgramCost, Snapshot, StackName, Totals,
 };
 use profiler_common::{Kind, Mode, OwnerKind, cell::OUTCOMES, cell::Outcome, hist};
 use serde_json::Value;
@@ -53,8 +57,43 @@ fn contention_coverage() -> Vec<Coverage> {
     ]
 }
 
-fn meta(rwsem: Coverage) -> Meta {
+fn subsystem_coverage() -> Vec<Coverage> {
+    let full =
+        |probe: &str, metric: &str| coverage(probe, metric, Some("fentry/fexit"), CoverageState::Full, None);
+    vec![
+        full("jbd2", jbd2::COUNTS),
+        full("jbd2", jbd2::WAITS),
+        full("jbd2", jbd2::STARTS),
+        full("jbd2", jbd2::HOLDS),
+        full("jbd2", jbd2::FSYNCS),
+        full("bh-lru", bh_lru::HITS),
+        full("bh-lru", bh_lru::LOOKUPS),
+        full("bh-lru", bh_lru::COSTS),
+        full("bh-lru", bh_lru::INVALIDATIONS),
+    ]
+}
+
+/// As on a host with tracepoints only.
+fn tracepoint_coverage() -> Vec<Coverage> {
+    let reason = Some("function probes not permitted");
+    let full = |probe: &str, metric: &str| coverage(probe, metric, Some("raw_tp"), CoverageState::Full, None);
+    let absent = |probe: &str, metric: &str| coverage(probe, metric, None, CoverageState::Absent, reason);
+    vec![
+        full("jbd2", jbd2::COUNTS),
+        absent("jbd2", jbd2::WAITS),
+        absent("jbd2", jbd2::STARTS),
+        absent("jbd2", jbd2::HOLDS),
+        absent("jbd2", jbd2::FSYNCS),
+        full("bh-lru", bh_lru::HITS),
+        absent("bh-lru", bh_lru::LOOKUPS),
+        absent("bh-lru", bh_lru::COSTS),
+        absent("bh-lru", bh_lru::INVALIDATIONS),
+    ]
+}
+
+fn meta(rwsem: Coverage, subsystems: Vec<Coverage>) -> Meta {
     let mut coverage = contention_coverage();
+    coverage.extend(subsystems);
     coverage.push(rwsem);
     Meta {
         version: "0.1.0".into(),
@@ -70,6 +109,7 @@ fn meta(rwsem: Coverage) -> Meta {
         stack_depth: 8,
         coverage,
         hz: Some(250),
+        ..Meta::default()
     }
 }
 
@@ -100,6 +140,7 @@ fn cell(
         owner_tgid: owner.1,
         owner_kind: owner.0 as u8,
         workload: 0,
+        device: 0,
     }
 }
 
@@ -115,6 +156,7 @@ fn names() -> Names {
         symbol: symbol.map(str::to_string),
         class: (id == 1).then(|| "inode.i_rwsem".to_string()),
         instance: (id == 1).then(|| "ino 12 (/mnt/a\x1b[0m) of 7:0".to_string()),
+        device: (id == 1).then_some(7 << 20),
     };
     let process = |tgid, comm: &[u8]| ProcessName { tgid, comm: comm.to_vec() };
     let rwsem = |mode| (Kind::Rwsem, mode);
@@ -134,6 +176,7 @@ fn names() -> Names {
             cell(5, 4, 0, (Kind::Spin, Mode::Exclusive), 100, (OwnerKind::NotKept, 0)),
         ],
         processes: vec![process(100, b"appender"), process(200, HOSTILE), process(300, b"perf")],
+        mounts: vec![(LOOP, "/mnt/\x1b[31ma".into())],
         rows_without_hist: vec![(4, "no histogram slot".into())],
     }
 }
@@ -194,6 +237,109 @@ fn snapshot(at_s: u64, scale: u64) -> Snapshot {
         in_progress: if scale == 2 { open_waits() } else { Vec::new() },
         counters: counters.map(|(name, n)| (name.to_string(), n)).into(),
         cost: cost(scale),
+        subsystems: subsystems(scale),
+        budget: if scale == 2 { budget() } else { Vec::new() },
+    }
+}
+
+fn budget() -> Vec<BudgetStep> {
+    let step = |at_s: u64, what: &str, shed, percent| BudgetStep {
+        at_ns: START_NS + at_s * 1_000_000_000,
+        what: what.into(),
+        shed,
+        percent,
+    };
+    vec![
+        step(6, "stacks: waits have no caller", true, 1.73),
+        step(9, "stacks: waits have no caller", false, 0.1),
+    ]
+}
+
+const LOOP: u32 = 7 << 20;
+
+fn subsystems(scale: u64) -> Subsystems {
+    let span = |n: u64, mean_ns: u64| SpanTotals {
+        n: n * scale,
+        total_ns: n * scale * mean_ns,
+        max_ns: mean_ns * 9,
+        hist: waits(n * scale, mean_ns, 0).1,
+    };
+    let journal = JournalTotals {
+        counters: [
+            50_000 * scale,
+            20 * scale,
+            0,
+            4_000 * scale,
+            40 * scale,
+            52_000 * scale,
+            1_200 * scale,
+            300 * scale,
+            0,
+        ],
+        cause_n: [90 * scale, 5 * scale, 40 * scale, 0, 1, 0, 0, 30 * scale, 12 * scale, 3, 0, 3_900 * scale],
+        cause_ns: [
+            900_000 * scale,
+            70_000,
+            8_000_000 * scale,
+            0,
+            500_000,
+            0,
+            0,
+            6_000_000,
+            4_000_000 * scale,
+            9_000_000,
+            0,
+            3_000_000,
+        ],
+        fsync: [40 * scale, 400_000_000 * scale, 120_000_000 * scale, 230_000_000 * scale, 8_000_000 * scale],
+        spans: [
+            span(4_000, 11_000),
+            span(0, 0),
+            span(20, 350_000),
+            span(4_000, 80_000),
+            span(4_000, 5_000),
+            span(40, 2_500_000),
+        ],
+    };
+    let commit = |transaction: u32, line: u32| CommitSeen {
+        device: LOOP,
+        transaction,
+        running_ns: 1_000_000,
+        start_ns: 5_000_000,
+        locking_ns: 5_100_000,
+        flushing_ns: 6_300_000,
+        logging_ns: 6_400_000,
+        end_ns: 18_000_000,
+        left_ns: 6_200_000,
+        held_ns: 4_000_000,
+        tgid: 100,
+        operation: 4,
+        line,
+    };
+    let lru = |lookups: u64, hits: u64, absent: u64| LruTotals {
+        lookups: lookups * scale,
+        absent: absent * scale,
+        present: (lookups - absent) * scale,
+        hits: hits * scale,
+        migrated: 7 * scale,
+        samples_lost: 1,
+    };
+    Subsystems {
+        timed_ns: 400_000_000 * scale,
+        journals: BTreeMap::from([(LOOP, journal)]),
+        commits: vec![commit(scale as u32 * 2, 2842), commit(scale as u32 * 2 + 1, 3270)],
+        fills: BTreeMap::from([(
+            LOOP,
+            JournalFill {
+                log_blocks: 4_095,
+                log_free: 3_000,
+                transaction_most: 1_024,
+                transaction_credits: 200,
+            },
+        )]),
+        lru: BTreeMap::from([((0, LOOP), lru(90_000, 88_000, 100)), ((1, LOOP), lru(40_000, 300, 0))]),
+        lru_emptied: BTreeMap::from([(0, 2 * scale)]),
+        lru_pinned: None,
     }
 }
 
@@ -258,7 +404,13 @@ fn end() -> Option<End> {
 }
 
 fn full(name: &str) -> Report {
-    report(name, &meta(rwsem_full()), &names(), &[snapshot(5, 1), snapshot(10, 2)], end())
+    report(
+        name,
+        &meta(rwsem_full(), subsystem_coverage()),
+        &names(),
+        &[snapshot(5, 1), snapshot(10, 2)],
+        end(),
+    )
 }
 
 /// As on a host without function probes: the rwsem's cells come from the tracepoint and have no outcomes.
@@ -267,12 +419,12 @@ fn tracepoints_only() -> Report {
     for totals in snapshots.iter_mut().flat_map(|snapshot| snapshot.cells.values_mut()) {
         totals.outcomes = [0; OUTCOMES];
     }
-    report("tracepoints", &meta(rwsem_absent()), &names(), &snapshots, None)
+    report("tracepoints", &meta(rwsem_absent(), tracepoint_coverage()), &names(), &snapshots, None)
 }
 
 fn empty() -> Report {
     let snapshot = Snapshot { at_ns: START_NS + 1_000_000_000, ..Snapshot::default() };
-    report("empty", &meta(rwsem_absent()), &Names::default(), &[snapshot], end())
+    report("empty", &meta(rwsem_absent(), Vec::new()), &Names::default(), &[snapshot], end())
 }
 
 /// The committed text, rewritten first if that is asked for.
@@ -353,6 +505,15 @@ fn every_null_has_its_reason(value: &Value) {
             let told =
                 coverage.iter().any(|line| line["metric"] == name.as_str() && line["reason"].is_string());
             assert!(told, "{name} is {member} without a reason");
+        }
+    }
+    let empty = Vec::new();
+    let journals = value["jbd2"].as_array().unwrap_or(&empty).iter().map(|journal| ("jbd2", journal));
+    for (section, part) in journals.chain([("bh_lru", &value["bh_lru"])]) {
+        for (name, member) in part.as_object().into_iter().flatten().filter(|(_, member)| member.is_null()) {
+            let metric = format!("{section}.{name}");
+            let told = coverage.iter().any(|line| line["metric"] == metric.as_str());
+            assert!(told, "{metric} is {member} without a reason");
         }
     }
 }

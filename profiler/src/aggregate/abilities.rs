@@ -52,7 +52,7 @@ impl Abilities {
             handed_off: also("handoffs"),
             handoff_class: also("handoff class"),
             rwsem,
-            jbd2_counts: of("jbd2", "handles, credits"),
+            jbd2_counts: of("jbd2", "handles started"),
             jbd2_waits: of("jbd2", "jbd2 waits: "),
             jbd2_starts: of("jbd2", "start latency"),
             jbd2_holds: of("jbd2", "handle hold"),

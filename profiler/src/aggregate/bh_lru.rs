@@ -106,8 +106,12 @@ const MOST_CALLERS: usize = 32;
 
 /// What happened.
 pub fn bh_lru(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Moment) -> LruTable {
-    let grown: BTreeMap<(u32, u32), LruTotals> =
-        now.lru.iter().map(|(key, totals)| (*key, since(totals, prev.lru.get(key)))).collect();
+    let grown: BTreeMap<(u32, u32), LruTotals> = now
+        .lru
+        .iter()
+        .filter(|((_, device), _)| names.shows_device(*device))
+        .map(|(key, totals)| (*key, since(totals, prev.lru.get(key))))
+        .collect();
     let all = sum(grown.values());
     let samples = Samples::gather(names, prev, now);
     let known = |what: &Result<(), Reason>| what.clone();
@@ -231,7 +235,7 @@ impl Samples {
             let grown = between(totals, prev.cells.get(id));
             let caller =
                 || names.caller_number(cell.stack).and_then(|n| names.caller(n)).unwrap_or("?").to_string();
-            if grown.n == 0 {
+            if grown.n == 0 || (cell.device != 0 && !names.shows_device(cell.device)) {
                 continue;
             }
             if cell.kind == Kind::LruInvalidate as u8 {

@@ -37,6 +37,8 @@ pub fn delta(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Momen
         losses,
         tallies,
         totals: totals(names, prev, now, written_off),
+        other_devices: other_devices(names, prev, now),
+        budget: now.budget.iter().filter(|step| step.at_ns > prev.at_ns || prev.origin).cloned().collect(),
         other: other.0.into_values().collect(),
         below_minimum: below.0.into_values().collect(),
         written_off_ns: clamp(written_off.load_ns),
@@ -109,7 +111,8 @@ fn totals(names: &NameBook, prev: &Moment, now: &Moment, written_off: Debt) -> S
     let mut sums = Sums::default();
     let mut contentions = written_off.contentions;
     let mut load_ns = written_off.load_ns;
-    let waits = now.cells.iter().filter(|(id, _)| is_wait(names.cell(**id)));
+    let shown = |id: &u32| is_wait(names.cell(*id)) && names.shows_lock(names.cell(*id).lock);
+    let waits = now.cells.iter().filter(|(id, _)| shown(id));
     let cells = waits.map(|(id, totals)| between(totals, prev.cells.get(id)));
     let other = now.other.iter().map(|(key, totals)| between(totals, prev.other.get(key)));
     let below = now.below_minimum.iter().map(|(key, totals)| between(totals, prev.below_minimum.get(key)));
@@ -121,17 +124,36 @@ fn totals(names: &NameBook, prev: &Moment, now: &Moment, written_off: Debt) -> S
         sums.interrupted_n = sums.interrupted_n.saturating_add(grown.interrupted_n);
         sums.interrupted_ns = sums.interrupted_ns.saturating_add(grown.interrupted_ns);
     }
-    contentions += now.in_progress.len() as i128 - prev.in_progress.len() as i128;
-    load_ns += elapsed(&now.in_progress) - elapsed(&prev.in_progress);
+    let (open_now, open_before) = (shown_open(names, now), shown_open(names, prev));
+    contentions += open_now.len() as i128 - open_before.len() as i128;
+    load_ns += elapsed(&open_now) - elapsed(&open_before);
     Sums { contentions: clamp(contentions), load_ns: clamp(load_ns), ..sums }
 }
 
-fn elapsed(open: &[OpenWait]) -> i128 {
+/// Finished waits that are left out, being at locks of other devices or of none.
+fn other_devices(names: &NameBook, prev: &Moment, now: &Moment) -> Sums {
+    let mut sums = Sums::default();
+    for (id, totals) in &now.cells {
+        let cell = names.cell(*id);
+        if is_wait(cell) && !names.shows_lock(cell.lock) {
+            let grown = between(totals, prev.cells.get(id));
+            sums.add(&bucket((cell.kind, cell.mode), &grown).sums);
+        }
+    }
+    sums
+}
+
+/// Waits in progress at the locks that are shown.
+fn shown_open<'a>(names: &NameBook, moment: &'a Moment) -> Vec<&'a OpenWait> {
+    moment.in_progress.iter().filter(|open| names.shows_lock(open.lock)).collect()
+}
+
+fn elapsed(open: &[&OpenWait]) -> i128 {
     open.iter().map(|open| i128::from(open.age_ns)).sum()
 }
 
 fn open_waits(names: &NameBook, now: &Moment) -> Vec<Open> {
-    let mut open: Vec<Open> = now.in_progress.iter().map(|open| open_wait(names, open)).collect();
+    let mut open: Vec<Open> = shown_open(names, now).into_iter().map(|open| open_wait(names, open)).collect();
     open.sort_by(|a, b| b.age_ns.cmp(&a.age_ns).then_with(|| a.tid.cmp(&b.tid)));
     open
 }

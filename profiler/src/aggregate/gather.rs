@@ -91,15 +91,15 @@ pub fn gather(by: GroupBy, names: &NameBook, prev: &Moment, now: &Moment) -> Row
         let before = prev.cells.get(id);
         let grown = between(totals, before);
         let cell = names.cell(*id);
-        if !grown.is_empty() && is_wait(cell) {
+        if !grown.is_empty() && is_wait(cell) && names.shows_lock(cell.lock) {
             let row = rows.entry(RowKey::of_cell(by, cell, names)).or_default();
             row.take(cell, &grown, before.map_or(0, |before| before.max_ns));
         }
     }
-    for open in &prev.in_progress {
+    for open in prev.in_progress.iter().filter(|open| names.shows_lock(open.lock)) {
         rows.entry(RowKey::of_open(by, open, names)).or_default().forget(open);
     }
-    for open in &now.in_progress {
+    for open in now.in_progress.iter().filter(|open| names.shows_lock(open.lock)) {
         rows.entry(RowKey::of_open(by, open, names)).or_default().see(open);
     }
     rows

@@ -178,6 +178,7 @@ pub fn journals(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Mo
     let mut devices: Vec<u32> = now.journals.keys().chain(now.commits.keys()).copied().collect();
     devices.sort_unstable();
     devices.dedup();
+    devices.retain(|device| names.shows_device(*device));
     let row = |device| journal(&Context { names, abilities, prev, now, device });
     devices
         .into_iter()

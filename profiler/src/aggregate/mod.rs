@@ -30,7 +30,7 @@ pub use row::{
 pub use window::{Moment, NameBook, State};
 
 // What a report's head shows is handed through, so that exporters need not know snapshots.
-pub use crate::snapshot::{Coverage, CoverageState, End, Meta};
+pub use crate::snapshot::{BudgetStep, Coverage, CoverageState, End, Meta};
 
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use profiler_common::{cell::OUTCOMES, cell::Outcome};
 
+use crate::snapshot::BudgetStep;
+
 use super::{GroupBy, Hist, JournalRow, LruTable};
 
 /// Why a value is missing, in words for the user.
@@ -367,6 +369,10 @@ pub struct Table {
     pub written_off: u64,
     /// What lockscope cost.
     pub own_cost: OwnCost,
+    /// What the selected device leaves out.
+    pub other_devices: Sums,
+    /// What was given up, or taken back, to keep the budget within the window.
+    pub budget: Vec<BudgetStep>,
     /// The part of the window in which handles and buffer lookups were timed, in nanoseconds.
     pub timed_ns: u64,
     /// jbd2's journals, or why nothing of them is measured.

@@ -31,6 +31,7 @@ fn cell(id: u32, lock: u32, stack: u32, tgid: u32) -> CellName {
         owner_tgid: 0,
         owner_kind,
         workload: 0,
+        device: 0,
     }
 }
 

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 use super::journal::CommitSums;
 use super::{Abilities, GroupBy, Hist, Meta, Table, delta};
 use crate::snapshot::subsystems::{JournalFill, JournalTotals, LruTotals, Subsystems};
-use crate::snapshot::{CellId, CellName, Cost, LockName, Names, OpenWait, Snapshot, StackName, Totals};
+use crate::snapshot::{
+    BudgetStep, CellId, CellName, Cost, LockName, Names, OpenWait, Snapshot, StackName, Totals,
+};
 
 /// All sums as they were at one moment, since the recording began.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +32,8 @@ pub struct Moment {
     pub counters: BTreeMap<String, u64>,
     /// What we cost.
     pub cost: Cost,
+    /// What was given up, or taken back, to keep the budget so far.
+    pub budget: Vec<BudgetStep>,
     /// How long handles and buffer lookups were timed so far.
     pub timed_ns: u64,
     /// Journals by their file system's device.
@@ -65,6 +69,7 @@ impl Moment {
         self.in_progress.clone_from(&snapshot.in_progress);
         self.counters.extend(snapshot.counters.iter().map(|(name, n)| (name.clone(), *n)));
         self.cost.clone_from(&snapshot.cost);
+        self.budget.extend(snapshot.budget.iter().cloned());
         self.absorb_subsystems(&snapshot.subsystems);
     }
 }
@@ -103,6 +108,7 @@ pub struct NameBook {
     without_hist: HashMap<u32, String>,
     mounts: BTreeMap<u32, String>,
     isolated: Vec<u32>,
+    device: Option<u32>,
     lru_sampling: u64,
     callers: Vec<String>,
     caller_numbers: HashMap<String, u32>,
@@ -144,7 +150,18 @@ impl NameBook {
     /// Takes in what the recording's head says of CPUs.
     pub fn learn_host(&mut self, meta: &Meta) {
         self.isolated.clone_from(&meta.isolated_cpus);
+        self.device = meta.device;
         self.lru_sampling = meta.lru_sampling;
+    }
+
+    /// Whether a lock is one of those that are shown: all, or those of the selected device.
+    pub fn shows_lock(&self, lock: u32) -> bool {
+        self.device.is_none_or(|device| self.lock(lock).and_then(|lock| lock.device) == Some(device))
+    }
+
+    /// Whether this device is one of those that are shown.
+    pub fn shows_device(&self, device: u32) -> bool {
+        self.device.is_none_or(|selected| selected == device)
     }
 
     /// Where a device is mounted: untrusted.

@@ -67,7 +67,8 @@ fn totals(table: &Table) -> Value {
 /// The host's coverage, then the gaps of single rows: every `null` of a row finds its reason here.
 fn coverage(report: &Report) -> Vec<Value> {
     let mut lines: Vec<Value> = report.meta.coverage.iter().map(coverage_line).collect();
-    let gaps = gaps(&report.table.rows).into_iter().chain(subsystems_json::gaps(&report.table));
+    let gaps = gaps(&report.table.rows).into_iter().map(|(metric, reason)| (metric.to_owned(), reason));
+    let gaps = gaps.chain(subsystems_json::gaps(&report.table));
     for (metric, reason) in gaps {
         lines.push(json!({
             "probe": "report", "metric": metric, "hook": null, "state": "partial", "reason": reason,

@@ -10,16 +10,23 @@ use crate::aggregate::{JournalRow, LruCounts, LruRow, LruTable, Reading, SpanRow
 pub fn sections(table: &Table) -> Value {
     json!({
         "timed_ns": table.timed_ns,
+        "other_devices": { "contentions": table.other_devices.contentions, "wait_ns": table.other_devices.wait_ns },
+        "budget": table.budget.iter().map(|step| json!({
+            "at_ns": step.at_ns,
+            "what": step.what,
+            "shed": step.shed,
+            "percent": step.percent,
+        })).collect::<Vec<_>>(),
         "jbd2": table.journals.as_ref().ok().map(|rows| rows.iter().map(journal).collect::<Vec<_>>()),
         "bh_lru": table.bh_lru.as_ref().ok().map(lru),
     })
 }
 
 /// Each (metric, reason) for which a section has a `null`.
-pub fn gaps(table: &Table) -> Vec<(&'static str, String)> {
+pub fn gaps(table: &Table) -> Vec<(String, String)> {
     let mut gaps = Vec::new();
-    let mut note = |metric: &'static str, reason: Option<&str>| {
-        let gap = reason.map(|reason| (metric, reason.to_owned()));
+    let mut note = |metric: &str, reason: Option<&str>| {
+        let gap = reason.map(|reason| (metric.to_owned(), reason.to_owned()));
         gaps.extend(gap.filter(|gap| !gaps.contains(gap)));
     };
     match &table.journals {
@@ -33,20 +40,27 @@ pub fn gaps(table: &Table) -> Vec<(&'static str, String)> {
     gaps
 }
 
-fn journal_gaps(row: &JournalRow, note: &mut impl FnMut(&'static str, Option<&str>)) {
+fn journal_gaps(row: &JournalRow, note: &mut impl FnMut(&str, Option<&str>)) {
     note("jbd2.nested", row.nested.reason());
-    row.spans.iter().for_each(|span| note(span.name, span.n.reason()));
-    note("jbd2.start_wait_ns", row.causes.as_ref().err().map(AsRef::as_ref));
+    row.spans.iter().for_each(|span| note(&format!("jbd2.{}", span.name), span.n.reason()));
+    for metric in ["jbd2.start_wait_ns", "jbd2.start_wait_n"] {
+        note(metric, row.causes.as_ref().err().map(AsRef::as_ref));
+    }
     note("jbd2.commit_wait", row.commit_wait.as_ref().err().map(AsRef::as_ref));
     note("jbd2.kept_open", row.blamed.as_ref().err().map(AsRef::as_ref));
     note("jbd2.fsync", row.fsync.as_ref().err().map(AsRef::as_ref));
+    if row.mount.is_none() {
+        note("jbd2.mount", Some("not mounted, or before it was looked for"));
+    }
     if row.fill.is_none() {
         note("jbd2.fill", Some("the journal could not be found in memory"));
     }
 }
 
-fn lru_gaps(lru: &LruTable, note: &mut impl FnMut(&'static str, Option<&str>)) {
-    note("bh_lru.lookups", lru.counts.lookups.reason());
+fn lru_gaps(lru: &LruTable, note: &mut impl FnMut(&str, Option<&str>)) {
+    for metric in ["lookups", "found", "absent", "migrated", "hit_percent"] {
+        note(&format!("bh_lru.{metric}"), lru.counts.lookups.reason());
+    }
     note("bh_lru.per_caller", lru.per_caller.as_ref().err().map(AsRef::as_ref));
     note("bh_lru.costs", lru.costs.as_ref().err().map(AsRef::as_ref));
     note("bh_lru.asked", lru.asked.as_ref().err().map(AsRef::as_ref));

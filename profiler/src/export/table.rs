@@ -39,6 +39,7 @@ pub fn render(report: &Report, options: &Options) -> String {
     let sections = [
         head(report, options),
         coverage(&report.meta.coverage, options),
+        budget(report, options),
         rows(report, options),
         in_progress(table, options),
         rwsems(report, options),
@@ -121,6 +122,21 @@ fn coverage_line(line: &Coverage, options: &Options) -> String {
     let reason = line.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let text = format!("{}, {}{hook}{reason}", line.probe, line.metric);
     wrap(&format!("  {state:<8} {}", printable_str(&text)), 11, options.max_width)
+}
+
+/// What was given up to keep the budget: rows of that time lack it.
+fn budget(report: &Report, options: &Options) -> String {
+    if report.table.budget.is_empty() {
+        return String::new();
+    }
+    let mut out = "budget (our own programs against --max-overhead): rows from between the steps lack what was given up\n".to_string();
+    for step in &report.table.budget {
+        let at = duration(step.at_ns.saturating_sub(report.meta.attached_ns));
+        let verb = if step.shed { "gave up" } else { "took back" };
+        let line = format!("  at {at}, {:.2} % of the machine: {verb} {}", step.percent, step.what);
+        out += &wrap(&printable_str(&line), 4, options.max_width);
+    }
+    out
 }
 
 fn rows(report: &Report, options: &Options) -> String {
@@ -458,6 +474,16 @@ fn totals(report: &Report, options: &Options) -> String {
     let open = count(table.in_progress.len() as u64);
     grid.push(sums_line("all", table, &table.totals, &open));
     let mut out = grid.render(options.max_width);
+    if let Some(device) = report.meta.device {
+        let left = &table.other_devices;
+        out += &format!(
+            "  left out, at locks of other devices than {}:{} or of none: {} waits, {}\n",
+            device >> 20,
+            device & 0xf_ffff,
+            count(left.contentions),
+            duration(left.wait_ns)
+        );
+    }
     if table.written_off > 0 || table.written_off_ns > 0 {
         let (n, ns) = (count(table.written_off), duration(table.written_off_ns));
         out += &format!("  of these {n} waits, {ns}: counted while in progress, then gone without an end\n");

@@ -134,7 +134,8 @@ impl Identity {
                 self.of_cache(anatomy, key, tgid)
             }
         });
-        LockName { id, lock_id, symbol, class, instance }
+        let device = self.anatomy.as_ref().and_then(|anatomy| anatomy.device(key, address));
+        LockName { id, lock_id, symbol, class, instance, device }
     }
 
     /// Class and instance of a lock in an object of a slab cache.
@@ -383,6 +384,15 @@ impl Anatomy {
             }
         }
         Some(held)
+    }
+
+    /// The device that a lock belongs to: the key's own, or that of the registered object that it lies in.
+    fn device(&self, key: &LockKey, address: u64) -> Option<u32> {
+        if key.device != 0 {
+            return Some(key.device);
+        }
+        let (object, _) = self.registry.find(address).filter(|_| key.offset == NO_CLASS)?;
+        registry::device_number(object.instance.split(',').next()?)
     }
 
     fn page_class(&self, offset: u32) -> Option<String> {

@@ -77,7 +77,7 @@ impl Registry {
 }
 
 /// `major:minor` as the kernel's `dev_t`.
-fn device_number(text: &str) -> Option<u32> {
+pub fn device_number(text: &str) -> Option<u32> {
     let (major, minor) = text.split_once(':')?;
     Some(major.parse::<u32>().ok()? << 20 | minor.parse::<u32>().ok()?)
 }

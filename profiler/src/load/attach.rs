@@ -2,6 +2,7 @@
 //! attached is data with a reason, never the end of the program.
 
 use std::{
+    collections::BTreeMap,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
 };
@@ -25,12 +26,16 @@ const KPROBE_PMU: &str = "/sys/bus/event_source/devices/kprobe/type";
 
 /// A program that is attached, and its own fd for statistics.
 struct Running {
+    /// The probe that it belongs to; empty for what belongs to none.
+    probe: &'static str,
     name: String,
     program: OwnedFd,
     /// Dropping it detaches; `None` when aya holds the link, or while no burst is under way.
     link: Option<OwnedFd>,
     /// How to attach it again, where that is ours to do.
     again: Option<How>,
+    /// Whether it is detached for a while.
+    paused: bool,
 }
 
 impl Running {
@@ -38,6 +43,7 @@ impl Running {
     fn for_bursts(&mut self) -> Result<Option<Place>> {
         let Some(how) = self.again else { return Ok(None) };
         self.link = None;
+        self.again = None;
         Ok(Some(Place { program: self.program.try_clone()?, how }))
     }
 }
@@ -75,7 +81,7 @@ impl<'a> Attacher<'a> {
             match self.attach_hook(hook, always, &mut attached) {
                 Ok((running, bursts)) => {
                     attached.in_bursts = !bursts.is_empty();
-                    links.running.extend(running);
+                    links.running.extend(running.into_iter().map(|one| Running { probe: spec.id, ..one }));
                     links.bursts.extend(bursts);
                     attached.hook = Some(hook.name);
                     return attached;
@@ -168,7 +174,14 @@ impl<'a> Attacher<'a> {
         let link = raw::attach(program.as_fd(), tracing, u64::from(cookie))
             .with_context(|| format!("attaching {name} to {target}"))?;
         let again = Some(How::Tracing(tracing, u64::from(cookie)));
-        Ok(Running { name: format!("{name}:{target}"), program, link: Some(link), again })
+        Ok(Running {
+            probe: "",
+            name: format!("{name}:{target}"),
+            program,
+            link: Some(link),
+            again,
+            paused: false,
+        })
     }
 
     fn attach_raw_tracepoint(&mut self, name: &str, tracepoint: &'static str) -> Result<Running> {
@@ -176,7 +189,14 @@ impl<'a> Attacher<'a> {
         let link = raw::attach_raw_tracepoint(program.as_fd(), tracepoint)
             .with_context(|| format!("attaching {name} to {tracepoint}"))?;
         let again = Some(How::RawTracepoint(tracepoint));
-        Ok(Running { name: format!("{name}:{tracepoint}"), program, link: Some(link), again })
+        Ok(Running {
+            probe: "",
+            name: format!("{name}:{tracepoint}"),
+            program,
+            link: Some(link),
+            again,
+            paused: false,
+        })
     }
 
     fn attach_kprobe(&mut self, name: &str, function: &str) -> Result<Running> {
@@ -189,7 +209,14 @@ impl<'a> Attacher<'a> {
         program.load().with_context(|| format!("loading {name}"))?;
         program.attach(function, 0).with_context(|| format!("attaching {name} to {function}"))?;
         let fd = program.fd()?.as_fd().try_clone_to_owned()?;
-        Ok(Running { name: format!("{name}:{function}"), program: fd, link: None, again: None })
+        Ok(Running {
+            probe: "",
+            name: format!("{name}:{function}"),
+            program: fd,
+            link: None,
+            again: None,
+            paused: false,
+        })
     }
 }
 
@@ -200,6 +227,42 @@ impl Links {
     /// When there is no such program, or the kernel refuses it.
     pub fn follow(&mut self, loaded: &mut Loaded, program: &str, tracepoint: &'static str) -> Result<()> {
         self.running.push(Attacher::new(loaded, None).attach_raw_tracepoint(program, tracepoint)?);
+        Ok(())
+    }
+
+    /// What each probe's programs ran so far, in nanoseconds, as far as the kernel counts.
+    pub fn costs_by_probe(&self) -> BTreeMap<&'static str, u64> {
+        let mut costs = BTreeMap::new();
+        for running in self.running.iter().filter(|running| !running.probe.is_empty()) {
+            let ran = raw::program_info(running.program.as_fd()).map_or(0, |info| info.run_ns);
+            *costs.entry(running.probe).or_default() += ran;
+        }
+        costs
+    }
+
+    /// Detaches a probe, to attach it again later. What aya holds stays.
+    pub fn pause(&mut self, probe: &str) {
+        // Begins first, so that no begin is left without its end.
+        for running in self.running.iter_mut().rev().filter(|running| running.probe == probe) {
+            if running.again.is_some() {
+                running.link = None;
+                running.paused = true;
+            }
+        }
+    }
+
+    /// Attaches again what was paused of a probe.
+    ///
+    /// # Errors
+    /// When the kernel refuses it by now.
+    pub fn resume(&mut self, probe: &str) -> Result<()> {
+        for running in self.running.iter_mut().filter(|running| running.probe == probe && running.paused) {
+            if let Some(how) = running.again {
+                let link = how.attach(running.program.as_fd());
+                running.link = Some(link.with_context(|| format!("attaching {} again", running.name))?);
+                running.paused = false;
+            }
+        }
         Ok(())
     }
 

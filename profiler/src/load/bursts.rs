@@ -4,7 +4,7 @@
 
 use std::{
     mem::offset_of,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -43,11 +43,15 @@ pub enum How {
     RawTracepoint(&'static str),
 }
 
-impl Place {
-    fn attach(&self) -> std::io::Result<OwnedFd> {
-        match self.how {
-            How::Tracing(tracing, cookie) => raw::attach(self.program.as_fd(), tracing, cookie),
-            How::RawTracepoint(name) => raw::attach_raw_tracepoint(self.program.as_fd(), name),
+impl How {
+    /// Attaches a loaded program.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn attach(self, program: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
+        match self {
+            How::Tracing(tracing, cookie) => raw::attach(program, tracing, cookie),
+            How::RawTracepoint(name) => raw::attach_raw_tracepoint(program, name),
         }
     }
 }
@@ -82,6 +86,7 @@ impl BurstClock {
 /// The thread that attaches and detaches. Dropping it ends the burst under way.
 pub struct Bursts {
     stop: Arc<AtomicBool>,
+    paused: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     failure: Arc<Mutex<Option<String>>>,
 }
@@ -95,15 +100,20 @@ impl Bursts {
         now_ns: fn() -> u64,
     ) -> Bursts {
         let (stop, failure) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let paused = Arc::new(AtomicBool::new(false));
         if places.is_empty() {
             clock.begin(now_ns());
             set_burst(&control, 1);
-            return Bursts { stop, thread: None, failure };
+            return Bursts { stop, paused, thread: None, failure };
         }
-        let (stopped, failed) = (Arc::clone(&stop), Arc::clone(&failure));
+        let (stopped, failed, held) = (Arc::clone(&stop), Arc::clone(&failure), Arc::clone(&paused));
         let thread = std::thread::spawn(move || {
             let mut number = 0;
             while !stopped.load(Ordering::Relaxed) {
+                if held.load(Ordering::Relaxed) {
+                    wait(NAP, &stopped);
+                    continue;
+                }
                 number += 1;
                 if let Err(error) = burst(&places, &control, &clock, number, now_ns, &stopped) {
                     *lock(&failed) = Some(format!("{error:#}"));
@@ -112,7 +122,12 @@ impl Bursts {
                 wait(pause_after(number), &stopped);
             }
         });
-        Bursts { stop, thread: Some(thread), failure }
+        Bursts { stop, paused, thread: Some(thread), failure }
+    }
+
+    /// Holds back further bursts, or lets them come again.
+    pub fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Relaxed);
     }
 
     /// Why there are no further bursts, if there are none.
@@ -147,8 +162,9 @@ fn burst(
     now_ns: fn() -> u64,
     stopped: &AtomicBool,
 ) -> Result<()> {
+    let attach = |place: &Place| place.how.attach(place.program.as_fd());
     let links: Vec<OwnedFd> =
-        places.iter().map(Place::attach).collect::<std::io::Result<_>>().context("attaching for a burst")?;
+        places.iter().map(attach).collect::<std::io::Result<_>>().context("attaching for a burst")?;
     set_burst(control, number);
     clock.begin(now_ns());
     wait(BURST, stopped);

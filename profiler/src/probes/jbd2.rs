@@ -79,13 +79,15 @@ pub const SPEC: ProbeSpec = ProbeSpec {
 const TRACEPOINTS: &str = "raw_tp";
 
 /// Names of the metrics, for whoever must say why a figure is missing.
-pub const COUNTS: &str = "jbd2 handles, credits and commit timeline";
+pub const COUNTS: &str = "jbd2 handles started, and the commit timeline";
 /// As above.
 pub const WAITS: &str = "jbd2 waits: transaction locked or full, checkpoint, commit";
 /// As above.
 pub const STARTS: &str = "jbd2 start latency by cause";
 /// As above.
 pub const HOLDS: &str = "jbd2 handle hold, stop, batching, nested starts, and who kept a commit open";
+/// As above.
+pub const CREDITS: &str = "jbd2 credits and synchronous stops";
 /// As above.
 pub const SHADOWS: &str = "jbd2 waits for a buffer that a commit is writing";
 /// As above.
@@ -97,15 +99,16 @@ const INLINED: &str = "reserved credits, barrier and switching have no function 
 fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
     let absent = if attached.wanted { CoverageState::Absent } else { CoverageState::Off };
     let Some(hook) = attached.hook else {
-        return [COUNTS, WAITS, STARTS, HOLDS, SHADOWS, FSYNCS]
+        return [COUNTS, WAITS, STARTS, HOLDS, CREDITS, SHADOWS, FSYNCS]
             .map(|metric| line(metric, None, absent, Some(attached.reason())))
             .to_vec();
     };
     let counts = line(COUNTS, Some(hook.to_owned()), CoverageState::Full, None);
     if hook == TRACEPOINTS {
+        let credits = line(CREDITS, Some(hook.to_owned()), CoverageState::Full, None);
         let rest = [WAITS, STARTS, HOLDS, SHADOWS, FSYNCS];
         let rest = rest.map(|metric| line(metric, None, absent, Some(attached.failures.join("; "))));
-        return [vec![counts], rest.to_vec()].concat();
+        return [vec![counts, credits], rest.to_vec()].concat();
     }
     let bursts = |reason: Option<&str>| match (attached.in_bursts, reason) {
         (true, Some(reason)) => Some(format!("{IN_BURSTS}; {reason}")),
@@ -124,6 +127,7 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
         part(WAITS, &[], None),
         part(STARTS, &[START], bursts(Some(INLINED))),
         part(HOLDS, &[START, STOP, LEAVE], bursts(None)),
+        part(CREDITS, &[], bursts(None)),
         part(SHADOWS, &[SHADOW], None),
         part(FSYNCS, &[FSYNC, WRITE, FLUSH], None),
     ]

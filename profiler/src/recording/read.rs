@@ -168,6 +168,7 @@ mod tests {
                 owner_tgid: 0,
                 owner_kind: 3,
                 workload: 0,
+                device: 0,
             };
             let names = Names {
                 locks: vec![LockName { id: tick, lock_id: format!("lock-{tick}"), ..LockName::default() }],

@@ -127,7 +127,7 @@ pub struct Cost {
 
 /// The maps as they were at one moment. All sums since the recording began; cells that did not change since the last
 /// snapshot are left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Snapshot {
     /// Nanoseconds of the monotonic clock, taken when the reading was done.
@@ -148,6 +148,22 @@ pub struct Snapshot {
     pub cost: Cost,
     /// The subsystems' own tables.
     pub subsystems: Subsystems,
+    /// What was given up, or taken back, to keep the budget since the last snapshot.
+    pub budget: Vec<BudgetStep>,
+}
+
+/// Something given up, or taken back, to keep our own cost within its budget.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BudgetStep {
+    /// Nanoseconds of the monotonic clock.
+    pub at_ns: u64,
+    /// What, in words.
+    pub what: String,
+    /// Whether it was given up; else taken back.
+    pub shed: bool,
+    /// The share of the machine's CPU time that made it so, in per cent.
+    pub percent: f64,
 }
 
 /// A lock's name, as far as it is known.
@@ -164,6 +180,8 @@ pub struct LockName {
     pub class: Option<String>,
     /// Which object of the class, in words that follow the class: `ino 1234 of 8:1`. Untrusted.
     pub instance: Option<String>,
+    /// The device (`dev_t`) that the lock belongs to: its file system's, or its buffer's.
+    pub device: Option<u32>,
 }
 
 /// A stack, innermost frame first.
@@ -298,6 +316,8 @@ pub struct Meta {
     pub stack_depth: u32,
     /// What this host lets us see.
     pub coverage: Vec<Coverage>,
+    /// The device that alone is shown (`--device`), as `dev_t`.
+    pub device: Option<u32>,
     /// CPUs that are isolated (isolcpus, nohz_full): their buffer LRUs are not used.
     pub isolated_cpus: Vec<u32>,
     /// One buffer lookup in so many is timed; 0 = none.

@@ -22,6 +22,8 @@ pub struct Selection {
     pub comms: Vec<String>,
     /// Cgroup v2 directories, or paths below the mount point.
     pub cgroups: Vec<PathBuf>,
+    /// The device that alone is shown, as `dev_t`, and how it was given.
+    pub device: Option<(u32, String)>,
     /// A command to start; empty = none.
     pub command: Vec<OsString>,
 }
@@ -37,6 +39,7 @@ impl Selection {
         let mut words: Vec<String> = self.pids.iter().map(|pid| format!("pid {pid}")).collect();
         words.extend(self.comms.iter().map(|comm| format!("comm {comm}")));
         words.extend(self.cgroups.iter().map(|path| format!("cgroup {}", path.display())));
+        words.extend(self.device.iter().map(|(_, given)| format!("device {given}")));
         if !self.command.is_empty() {
             let line: Vec<_> = self.command.iter().map(|word| word.to_string_lossy()).collect();
             words.push(format!("command {}", line.join(" ")));
@@ -89,6 +92,23 @@ impl Selection {
         control.select = tgid | comm | cgroup;
         Ok(())
     }
+}
+
+/// A device as `dev_t` (include/linux/kdev_t.h, MKDEV): `MAJ:MIN`, or whatever holds this path.
+///
+/// # Errors
+/// When it is neither.
+pub fn device(text: &str) -> Result<u32> {
+    use std::os::unix::fs::MetadataExt;
+    let number = |part: &str| part.parse::<u32>().ok();
+    if let Some((major, minor)) = text.split_once(':')
+        && let (Some(major), Some(minor)) = (number(major), number(minor))
+    {
+        return Ok(major << 20 | minor);
+    }
+    let meta =
+        std::fs::metadata(text).with_context(|| format!("--device {text}: neither MAJ:MIN nor a path"))?;
+    Ok(libc::major(meta.dev()) << 20 | libc::minor(meta.dev()))
 }
 
 fn name_bytes(comm: &str) -> Result<[u8; COMM_LEN]> {
