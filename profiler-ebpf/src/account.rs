@@ -71,7 +71,6 @@ fn record<C: EbpfContext>(ctx: &C, current: &Current, wait: &Wait, stack: &Stack
 
 #[inline(always)]
 fn unknown<C: EbpfContext>(ctx: &C, current: &Current, wait: &Wait, stack: &Stack) {
-    log::first_sight(ctx, &wait.key, current.control.table_full);
     if current.control.table_full != 0 {
         count(Counter::TableFull);
         add(reserved(&wait.key), wait);
@@ -79,6 +78,8 @@ fn unknown<C: EbpfContext>(ctx: &C, current: &Current, wait: &Wait, stack: &Stac
         count(Counter::MailboxFull);
         add(reserved(&wait.key), wait);
     }
+    // Last: nothing is live any more then, and the verifier walks its many bytes few times.
+    log::first_sight(ctx, &wait.key, current.control.table_full);
 }
 
 /// The reserved cell of this kind and mode.

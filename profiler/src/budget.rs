@@ -243,7 +243,7 @@ mod tests {
         let mut governor = Governor::new(1.0, 4);
         let mut state = (0, 0, 0);
         assert_eq!(run(&mut governor, &mut state, 60, (2, 1)), []);
-        assert_eq!(run(&mut governor, &mut state, 2, (50, 0)), [Verdict::Shed(Step::Stacks)]);
+        assert_eq!(run(&mut governor, &mut state, 1, (50, 0)), [Verdict::Shed(Step::Stacks)]);
         assert_eq!(run(&mut governor, &mut state, 60, (2, 1)), []);
     }
 

@@ -342,7 +342,9 @@ impl Session {
         reader.drop_abandoned(monotonic_ns(), ABANDONED_NS, |tid| !task_exists(tid));
         let mut snapshot = reader.snapshot(monotonic_ns)?;
         let names = reader.take_names();
+        let caches = reader.new_caches();
         drop(reader);
+        self.loaded.tell_caches(&caches)?;
         snapshot.subsystems.timed_ns = self.burst_clock.ran_ns(snapshot.at_ns);
         snapshot.budget = std::mem::take(&mut self.budget_steps);
         snapshot.cost.programs = self.links.costs();

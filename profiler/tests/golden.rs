@@ -157,6 +157,7 @@ fn names() -> Names {
         class: (id == 1).then(|| "inode.i_rwsem".to_string()),
         instance: (id == 1).then(|| "ino 12 (/mnt/a\x1b[0m) of 7:0".to_string()),
         device: (id == 1).then_some(7 << 20),
+        is_static: false,
     };
     let process = |tgid, comm: &[u8]| ProcessName { tgid, comm: comm.to_vec() };
     let rwsem = |mode| (Kind::Rwsem, mode);

@@ -101,7 +101,8 @@ fn sigkill_leaves_no_program_attached_and_a_readable_file() {
     needs_root!("sigkill_leaves_no_program_attached_and_a_readable_file");
     let scratch = Scratch::new("sigkill");
     let file = scratch.path("killed.rec");
-    let mut recorder = Running::start(lockscope(&["record", "--interval", "0.2", "-o"]).arg(&file));
+    let mut recorder =
+        Running::start(lockscope(&["record", "--max-overhead", "100", "--interval", "0.2", "-o"]).arg(&file));
     wait_for(Duration::from_secs(20), "some snapshots", || {
         std::fs::metadata(&file).is_ok_and(|m| m.len() > 4000)
     });
@@ -129,7 +130,9 @@ fn one_interrupt_ends_and_writes() {
     for signal in [libc::SIGINT, libc::SIGTERM] {
         let scratch = Scratch::new("interrupt");
         let file = scratch.path("a.rec");
-        let mut recorder = Running::start(lockscope(&["record", "-o"]).arg(&file).stderr(Stdio::null()));
+        let mut recorder = Running::start(
+            lockscope(&["record", "--max-overhead", "100", "-o"]).arg(&file).stderr(Stdio::null()),
+        );
         wait_for(Duration::from_secs(20), "the first snapshot", || snapshots_in(&file) >= 1);
         recorder.signal(signal);
         assert_eq!(recorder.end_within(Duration::from_secs(20)).unwrap().code(), Some(0));
@@ -143,7 +146,7 @@ fn a_second_interrupt_leaves_at_once_with_130() {
     let scratch = Scratch::new("twice");
     let file = scratch.path("a.rec");
     let stubborn = ["bash", "-c", "trap '' TERM INT; sleep 20 & wait; sleep 20"];
-    let mut line = lockscope(&["record", "--cmd-user", "root", "-o"]);
+    let mut line = lockscope(&["record", "--max-overhead", "100", "--cmd-user", "root", "-o"]);
     let mut recorder = Running::start(line.arg(&file).arg("--").args(stubborn).stderr(Stdio::null()));
     wait_for(Duration::from_secs(20), "the first snapshot", || snapshots_in(&file) >= 1);
     recorder.signal(libc::SIGINT);
@@ -228,7 +231,7 @@ fn the_command_runs_as_the_user_who_called_sudo_and_owns_the_file() {
     use std::os::unix::fs::MetadataExt;
     let scratch = Scratch::new("sudo");
     let file = scratch.path("a.rec");
-    let mut line = lockscope(&["record", "-d", "10", "-o"]);
+    let mut line = lockscope(&["record", "--max-overhead", "100", "-d", "10", "-o"]);
     line.arg(&file).args(["--", "id", "-u"]);
     line.env("SUDO_USER", "nobody").env("SUDO_UID", "65534").env("SUDO_GID", "65534");
     let output = succeed(&mut line);
@@ -241,8 +244,10 @@ fn the_command_runs_as_the_user_who_called_sudo_and_owns_the_file() {
 fn a_command_that_cannot_start_is_named() {
     needs_root!("a_command_that_cannot_start_is_named");
     let scratch = Scratch::new("nostart");
-    let output =
-        lockscope(&["record", "-o"]).arg(scratch.path("a.rec")).args(["--", "/no/such/program"]).output();
+    let output = lockscope(&["record", "--max-overhead", "100", "-o"])
+        .arg(scratch.path("a.rec"))
+        .args(["--", "/no/such/program"])
+        .output();
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("/no/such/program"));
@@ -255,7 +260,7 @@ fn a_hostile_process_name_does_no_harm() {
     let hostile = scratch.path("x").with_file_name(std::ffi::OsStr::from_bytes(b"\x1b[31m;\xffev\"<"));
     std::fs::copy(LOCKSCOPE, &hostile).unwrap();
     let file = scratch.path("a.rec");
-    let mut line = lockscope(&["record", "--cmd-user", "root", "-d", "30", "-o"]);
+    let mut line = lockscope(&["record", "--max-overhead", "100", "--cmd-user", "root", "-d", "30", "-o"]);
     line.arg(&file).arg("--").arg(&hostile).args(["stress", "mmap", "--secs", "2"]);
     succeed(&mut line);
     let json = succeed(lockscope(&["report", "--format", "json"]).arg(&file)).stdout;
@@ -275,10 +280,11 @@ fn a_hostile_process_name_does_no_harm() {
 #[test]
 fn top_prints_tables_and_stops_at_a_closed_pipe() {
     needs_root!("top_prints_tables_and_stops_at_a_closed_pipe");
-    let output = succeed(&mut lockscope(&["top", "--batch", "--interval", "0.5", "-n", "2"]));
+    let output =
+        succeed(&mut lockscope(&["top", "--max-overhead", "100", "--batch", "--interval", "0.5", "-n", "2"]));
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text.matches("losses:").count(), 2, "{text}");
-    let mut line = lockscope(&["top", "--batch", "--interval", "0.2"]);
+    let mut line = lockscope(&["top", "--max-overhead", "100", "--batch", "--interval", "0.2"]);
     let mut child = Running::start(line.stdout(Stdio::piped()).stderr(Stdio::null()));
     let mut first = [0u8; 16];
     let mut pipe = child.0.stdout.take().unwrap();
@@ -319,7 +325,8 @@ fn the_kernel_sides_log_lines_come_only_when_asked_for() {
     needs_root!("the_kernel_sides_log_lines_come_only_when_asked_for");
     let scratch = Scratch::new("log");
     for (option, wanted) in [(&["--bpf-log"][..], true), (&[][..], false)] {
-        let mut line = lockscope(&["record", "--cmd-user", "root", "-d", "30", "-o"]);
+        let mut line =
+            lockscope(&["record", "--max-overhead", "100", "--cmd-user", "root", "-d", "30", "-o"]);
         line.arg(scratch.path("a.rec")).args(option).arg("--").args(MMAP);
         let output = succeed(&mut line);
         let text = String::from_utf8_lossy(&output.stderr);
@@ -356,7 +363,22 @@ fn without_a_cgroup_v2_the_command_is_followed_by_its_processes() {
     let file = scratch.path("a.rec");
     let hide = "for m in $(awk '$3 == \"cgroup2\" {print $2}' /proc/self/mounts); do umount -l $m; done; exec \"$@\"";
     let mut line = Command::new("unshare");
-    line.args(["-m", "bash", "-c", hide, "-", LOCKSCOPE, "record", "--cmd-user", "root", "-d", "30", "-o"]);
+    line.args([
+        "-m",
+        "bash",
+        "-c",
+        hide,
+        "-",
+        LOCKSCOPE,
+        "record",
+        "--max-overhead",
+        "100",
+        "--cmd-user",
+        "root",
+        "-d",
+        "30",
+        "-o",
+    ]);
     line.arg(&file)
         .args(["--", "bash", "-c"])
         .arg(format!("{LOCKSCOPE} stress mmap --secs 2 >/dev/null & wait"));
@@ -452,7 +474,7 @@ fn asking_for_rwsems_only_says_that_nothing_else_is_recorded() {
 #[test]
 fn a_reader_that_has_stopped_does_not_hold_top_up() {
     needs_root!("a_reader_that_has_stopped_does_not_hold_top_up");
-    let mut line = lockscope(&["top", "--batch", "--interval", "0.05"]);
+    let mut line = lockscope(&["top", "--max-overhead", "100", "--batch", "--interval", "0.05"]);
     let mut child = Running::start(line.stdout(Stdio::piped()).stderr(Stdio::null()));
     std::thread::sleep(Duration::from_secs(4));
     child.signal(libc::SIGTERM);
@@ -465,7 +487,8 @@ fn an_output_that_is_no_recording_is_not_overwritten() {
     let scratch = Scratch::new("precious");
     let file = scratch.path("precious.conf");
     std::fs::write(&file, "keep me\n").unwrap();
-    let output = lockscope(&["record", "-d", "1", "-o"]).arg(&file).output().unwrap();
+    let output =
+        lockscope(&["record", "--max-overhead", "100", "-d", "1", "-o"]).arg(&file).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "keep me\n");
 }

@@ -2,19 +2,28 @@
 //! Needs root and nothing else: no event of the kernel's is involved, so it runs where functions cannot be probed.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics shows the line")]
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use aya::programs::{RawTracePointRunOptions, TestRun};
 use profiler::{
     kernel::{btf::Btf, features::Features, kallsyms::Kallsyms},
     load::{Loaded, Mapped, Options, Sizes},
-    snapshot::{CellName, Names, Snapshot, Totals, read::Namer, read::Reader},
+    snapshot::{
+        CellName, Names, Snapshot, Totals,
+        read::{Namer, Reader},
+        subsystems::{JournalTotals, LruTotals, OTHER_DEVICES},
+    },
 };
 use profiler_common::{
-    CellKey, Control, Interval,
+    CellKey, Control, Interval, Kind,
+    bh_lru::Lookup,
     cell::Outcome,
     control::SELECT_TGID,
-    inflight::{FUNC_RWSEM_READ, FUNC_RWSEM_SPIN_ON_OWNER, FUNC_RWSEM_WRITE},
+    inflight::{
+        FUNC_JBD2_WAIT_COMMIT, FUNC_JBD2_WAIT_SPACE, FUNC_RWSEM_READ, FUNC_RWSEM_SPIN_ON_OWNER,
+        FUNC_RWSEM_WRITE,
+    },
+    journal::{CAUSES, Cause, HANDLE_IS_BARRED, HANDLE_IS_CROWDED, HANDLE_IS_RESERVED, JournalCounter, Span},
     limits::RESERVED_CELLS,
     loss::Counter,
 };
@@ -22,6 +31,7 @@ use profiler_common::{
 /// LCB_F_* combinations as the kernel emits them.
 const SPIN: u64 = 1;
 const RWSEM_READ: u64 = 2;
+const RWLOCK_READ: u64 = 3;
 const RWLOCK_WRITE: u64 = 5;
 const RWSEM_WRITE: u64 = 4;
 const MUTEX_SPIN: u64 = 33;
@@ -69,6 +79,19 @@ impl Namer for Plain {
     }
 }
 
+/// The programs that are driven.
+const PROGRAMS: [&str; 9] = [
+    "contention_begin_raw",
+    "contention_end_raw",
+    "drive_entry",
+    "drive_exit",
+    "drive_handle",
+    "drive_lru",
+    "handle_started",
+    "handle_restarted",
+    "handle_stats",
+];
+
 /// The object, loaded but attached to nothing, recording this thread.
 struct Bench {
     loaded: Loaded,
@@ -102,7 +125,7 @@ impl Bench {
         let btf = Btf::vmlinux().unwrap();
         let options = Options { sizes, kinds: u32::MAX, log: false };
         let mut loaded = Loaded::new(&options, Some(&btf), &features).expect("needs root");
-        for program in ["contention_begin_raw", "contention_end_raw", "drive_entry", "drive_exit"] {
+        for program in PROGRAMS {
             loaded.load_raw_tracepoint(program).unwrap();
         }
         let reader = Reader::new(&mut loaded, Box::new(namer)).unwrap();
@@ -601,4 +624,204 @@ fn nothing_is_recorded_when_off_and_never_ourselves() {
         bench.end(LOCK);
         assert_eq!((bench.of(LOCK).n, bench.count(Counter::Begins)), (0, 0));
     }
+}
+
+/// A loop device's number, as the kernel has it.
+const DEVICE: u32 = 7 << 20;
+const LINE: u64 = 2842;
+
+/// Bursts are always under way here.
+fn in_burst() -> Control {
+    Control { burst: 1, lru_mask: u32::MAX, ..Control::default() }
+}
+
+impl Bench {
+    fn handle_starts(&mut self, flags: u32) {
+        self.run("drive_handle", &[1, LOCK, u64::from(flags)]);
+    }
+
+    fn handle_started(&mut self) {
+        self.run("handle_started", &[u64::from(DEVICE), 5, 4, LINE, 30]);
+    }
+
+    fn handle_stops(&mut self, sync: bool) {
+        self.run("handle_stats", &[u64::from(DEVICE), 5, 4, LINE, 0, u64::from(sync), 30, 3]);
+    }
+
+    fn handle_leaves(&mut self) {
+        self.run("drive_handle", &[3]);
+    }
+
+    fn handle_stopped(&mut self) {
+        self.run("drive_handle", &[4]);
+    }
+
+    fn journal(&mut self) -> JournalTotals {
+        self.read();
+        self.last.subsystems.journals[&DEVICE].clone()
+    }
+
+    fn lru(&mut self) -> LruTotals {
+        self.read();
+        let mut all = self.last.subsystems.lru.iter().filter(|((_, device), _)| *device == DEVICE);
+        *all.next().unwrap().1
+    }
+}
+
+/// Sleeps, and says for how many nanoseconds it really was.
+fn slept(ms: u64) -> u64 {
+    let begin = std::time::Instant::now();
+    std::thread::sleep(Duration::from_millis(ms));
+    begin.elapsed().as_nanos() as u64
+}
+
+fn offset_in_journal(member: &str) -> u64 {
+    u64::from(Btf::vmlinux().unwrap().offset(&format!("journal_s.{member}")).unwrap())
+}
+
+#[test]
+fn a_handles_life_is_timed_from_start_to_stop_and_its_start_wait_has_causes() {
+    let mut bench = Bench::with(sizes(), in_burst());
+    bench.handle_starts(0);
+    let state_lock = LOCK + offset_in_journal("j_state_lock");
+    bench.begin(state_lock, RWLOCK_READ);
+    let read = slept(2);
+    bench.end(state_lock);
+    bench.enter(FUNC_JBD2_WAIT_SPACE, LOCK, 0);
+    let mutex = LOCK + offset_in_journal("j_checkpoint_mutex");
+    bench.begin(mutex, MUTEX_SLEEP);
+    let at_mutex = slept(3);
+    bench.end(mutex);
+    let work = slept(5);
+    bench.leave(FUNC_JBD2_WAIT_SPACE);
+    bench.handle_started();
+    let held = slept(7);
+    bench.handle_stops(true);
+    let batched = slept(11);
+    bench.handle_leaves();
+    bench.enter(FUNC_JBD2_WAIT_COMMIT, LOCK, 0);
+    let committed = slept(13);
+    bench.leave(FUNC_JBD2_WAIT_COMMIT);
+    bench.handle_stopped();
+    let journal = bench.journal();
+    let span = |span: Span| &journal.spans[span as usize];
+    let cause = |cause: Cause| journal.cause_ns[cause as usize];
+    // Each took as long as was slept, and the drives in between.
+    let near = |ns: u64, slept: u64| assert!((slept..slept + 4_000_000).contains(&ns), "{ns} {slept}");
+    near(cause(Cause::StateLockRead), read);
+    near(cause(Cause::CheckpointMutex), at_mutex);
+    near(cause(Cause::CheckpointWork), work);
+    assert_eq!(
+        journal.cause_ns.iter().sum::<u64>(),
+        span(Span::Start).total_ns,
+        "causes add up to the start"
+    );
+    near(span(Span::Hold).total_ns, held + batched);
+    near(span(Span::Batching).total_ns, batched);
+    assert!(committed >= 13_000_000);
+    assert!(span(Span::Stop).total_ns < 8_000_000, "neither the sleep nor the commit is part of stopping");
+    let counted = |counter: JournalCounter| journal.counters[counter as usize];
+    assert_eq!((counted(JournalCounter::Starts), counted(JournalCounter::Untimed)), (1, 0));
+    assert_eq!((counted(JournalCounter::SyncStops), counted(JournalCounter::Requested)), (1, 30));
+    assert_eq!(bench.losses(), []);
+}
+
+#[test]
+fn a_start_that_slept_where_nothing_is_timed_is_told_by_the_journals_state() {
+    for (flags, wanted) in [
+        (HANDLE_IS_RESERVED, Cause::Switching),
+        (HANDLE_IS_BARRED, Cause::Barrier),
+        (HANDLE_IS_CROWDED, Cause::Reserved),
+        (0, Cause::Rest),
+    ] {
+        let mut bench = Bench::with(sizes(), in_burst());
+        bench.handle_starts(flags);
+        std::thread::sleep(Duration::from_millis(2));
+        bench.handle_started();
+        let journal = bench.journal();
+        let seen: Vec<usize> = (0..CAUSES).filter(|cause| journal.cause_n[*cause] > 0).collect();
+        assert_eq!(seen, [wanted as usize], "{flags}");
+        let reserved = journal.spans[Span::Reserved as usize].n;
+        assert_eq!(reserved, u64::from(flags == HANDLE_IS_RESERVED));
+    }
+}
+
+#[test]
+fn failed_nested_and_restarted_handles_are_told_apart() {
+    let mut bench = Bench::with(sizes(), in_burst());
+    // A failed start fires nothing: it shows at the next one.
+    bench.handle_starts(0);
+    bench.handle_starts(0);
+    bench.handle_started();
+    // A nested handle's stop: no tracepoint in between.
+    bench.handle_stopped();
+    // A restart: the handle leaves, starts, and goes on.
+    bench.handle_leaves();
+    bench.handle_starts(0);
+    bench.run("handle_restarted", &[u64::from(DEVICE), 6, 4, LINE, 30]);
+    bench.handle_stops(false);
+    bench.handle_leaves();
+    bench.handle_stopped();
+    let journal = bench.journal();
+    let n = |span: Span| journal.spans[span as usize].n;
+    assert_eq!((n(Span::Start), n(Span::Restart), n(Span::Hold), n(Span::Stop)), (1, 1, 2, 1));
+    assert_eq!(n(Span::Batching), 0, "not a synchronous handle");
+    let counted = |counter: JournalCounter| journal.counters[counter as usize];
+    assert_eq!((counted(JournalCounter::Starts), counted(JournalCounter::Restarts)), (1, 1));
+    assert_eq!(counted(JournalCounter::Nested), 1);
+    assert_eq!((bench.count(Counter::HandleEntries), bench.count(Counter::FailedStarts)), (3, 1));
+    assert_eq!(bench.losses(), []);
+}
+
+#[test]
+fn outside_bursts_handles_are_counted_and_never_timed_and_an_old_burst_is_forgotten() {
+    let mut bench = Bench::with(sizes(), in_burst());
+    bench.handle_starts(0);
+    let control = bench.reader.control();
+    control.set(0, Control { burst: 0, ..control.get(0) });
+    bench.handle_started();
+    control.set(0, Control { burst: 2, ..control.get(0) });
+    bench.handle_stopped();
+    bench.handle_starts(0);
+    bench.handle_started();
+    let journal = bench.journal();
+    assert_eq!(journal.counters[JournalCounter::Starts as usize], 2);
+    assert_eq!(journal.counters[JournalCounter::Nested as usize], 0);
+    assert_eq!(journal.spans[Span::Start as usize].n, 1);
+    assert_eq!(bench.losses(), []);
+}
+
+#[test]
+fn buffer_lookups_are_counted_by_outcome_and_sampled_with_their_stack() {
+    let control = Control { lru_mask: 0, stack_depth: 8, ..in_burst() };
+    let mut bench = Bench::with(sizes(), control);
+    let device = u64::from(DEVICE);
+    for (hit, found) in [(true, true), (true, true), (false, true), (false, false)] {
+        bench.run("drive_lru", &[1, device]);
+        if hit {
+            bench.run("drive_lru", &[2, device]);
+        }
+        bench.run("drive_lru", &[3, device, u64::from(found)]);
+    }
+    let lru = bench.lru();
+    assert_eq!((lru.lookups, lru.hits, lru.present, lru.absent), (4, 2, 3, 1));
+    let samples = |outcome: Lookup| {
+        let names = bench.names.iter().filter(|cell| cell.kind == Kind::LruLookup as u8);
+        let of = names.filter(|cell| cell.mode == outcome as u8 && cell.device == DEVICE);
+        of.map(|cell| bench.totals[&cell.id].n).sum::<u64>()
+    };
+    assert_eq!([samples(Lookup::Hit), samples(Lookup::Found), samples(Lookup::Absent)], [2, 1, 1]);
+}
+
+#[test]
+fn more_devices_than_there_are_places_for_go_to_others_and_no_lookup_is_lost() {
+    let mut bench = Bench::with(sizes(), in_burst());
+    for minor in 0..200u64 {
+        bench.run("drive_lru", &[1, u64::from(DEVICE) + minor]);
+    }
+    bench.read();
+    let lru = &bench.last.subsystems.lru;
+    assert_eq!(lru.values().map(|totals| totals.lookups).sum::<u64>(), 200);
+    let own = lru.iter().filter(|((_, device), _)| *device != OTHER_DEVICES);
+    assert!(own.clone().count() > 40 && own.clone().all(|(_, totals)| totals.lookups == 1), "{lru:?}");
 }

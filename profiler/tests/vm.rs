@@ -279,7 +279,8 @@ fn sigkill_of_lockscope_leaves_nothing_attached() {
     needs_vm!("sigkill_of_lockscope_leaves_nothing_attached");
     let scratch = Scratch::new("vm-sigkill");
     let file = scratch.path("killed.rec");
-    let mut recorder = Running::start(lockscope(&["record", "--interval", "0.3", "-o"]).arg(&file));
+    let mut recorder =
+        Running::start(lockscope(&["record", "--max-overhead", "100", "--interval", "0.3", "-o"]).arg(&file));
     wait_for(Duration::from_secs(120), "some snapshots", || snapshots_in(&file) >= 2);
     let programs = bpf_programs_of(recorder.0.id());
     assert!(programs.len() >= 7, "{programs:?}");
@@ -335,7 +336,7 @@ fn fsync_waits_for_commits_and_the_load_agrees() {
     needs_vm!("fsync_waits_for_commits_and_the_load_agrees");
     let scratch = Scratch::new("fsync");
     let file = scratch.path("fsync.rec");
-    let mut line = lockscope(&["record", "--cmd-user", "root", "-d", "60", "-o"]);
+    let mut line = lockscope(&["record", "--max-overhead", "100", "--cmd-user", "root", "-d", "60", "-o"]);
     line.arg(&file).args([
         "--comm",
         "stress-0,stress-1,stress-2,stress-3",

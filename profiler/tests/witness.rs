@@ -88,8 +88,20 @@ fn start_load(args: &&[&str]) -> Running {
 }
 
 fn start_recorder(file: &Path, secs: &str, min_wait: &str) -> Running {
-    let options =
-        ["record", "-d", secs, "--interval", "0.25", "--stack-depth", "0", "--min-wait", min_wait, "-o"];
+    let options = [
+        "record",
+        "--max-overhead",
+        "100",
+        "-d",
+        secs,
+        "--interval",
+        "0.25",
+        "--stack-depth",
+        "0",
+        "--min-wait",
+        min_wait,
+        "-o",
+    ];
     Running::start(lockscope(&options).arg(file).stderr(Stdio::null()))
 }
 

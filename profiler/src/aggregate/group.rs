@@ -106,6 +106,7 @@ pub fn lock_name(names: &NameBook, lock: u32, caller: Option<&str>) -> String {
     let known = names.lock(lock);
     match (known.and_then(full_name), caller, known) {
         (Some(name), _, _) => name,
+        (None, Some(caller), Some(lock)) if lock.is_static => format!("static lock (seen in {caller})"),
         (None, Some(caller), _) => format!("~{caller}"),
         (None, None, Some(lock)) => lock.lock_id.clone(),
         (None, None, None) => "lock without a name".to_string(),

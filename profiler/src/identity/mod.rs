@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use profiler_common::{
     CellKey, Interval, Kind,
-    key::{BUFFER_CLASS, CACHE_INODE, CACHE_KMALLOC, CACHE_MM, FOLIO_CLASS, NO_CLASS, OwnerKind},
+    key::{BUFFER_CLASS, CACHE_INODE, CACHE_KMALLOC, CACHE_MM, CacheInfo, FOLIO_CLASS, NO_CLASS, OwnerKind},
 };
 
 use crate::{
@@ -59,6 +59,7 @@ pub struct Identity {
     stacks: HashMap<u64, (u32, u64)>,
     processes: HashMap<u32, Vec<u8>>,
     mounts: BTreeMap<u32, String>,
+    per_cpu_bases: Vec<u64>,
 }
 
 impl Identity {
@@ -74,6 +75,7 @@ impl Identity {
             stacks: HashMap::new(),
             processes: HashMap::new(),
             mounts: BTreeMap::new(),
+            per_cpu_bases: Vec::new(),
         }
     }
 
@@ -127,6 +129,10 @@ impl Identity {
         let lock_id = if self.raw_addresses { format!("{address:#x}") } else { format!("lock-{id}") };
         let symbol = self.symbols.as_ref().and_then(|symbols| symbols.data_symbol(address));
         let symbol = symbol.map(|symbol| with_offset(symbol.name, symbol.offset));
+        let (symbol, cpu) = match symbol {
+            Some(symbol) => (Some(symbol), None),
+            None => self.per_cpu_variable(address).unzip(),
+        };
         let (class, instance) = self.anatomy.as_ref().map_or((None, None), |anatomy| {
             if key.offset == NO_CLASS {
                 anatomy.known(address, id)
@@ -135,7 +141,27 @@ impl Identity {
             }
         });
         let device = self.anatomy.as_ref().and_then(|anatomy| anatomy.device(key, address));
-        LockName { id, lock_id, symbol, class, instance, device }
+        let instance = instance.or(cpu.map(|cpu| format!("of CPU {cpu}")));
+        let is_static = key.offset == NO_CLASS && address >= IMAGE;
+        LockName { id, lock_id, symbol, class, instance, is_static, device }
+    }
+
+    /// The per-CPU variable that an address lies in, and whose.
+    fn per_cpu_variable(&self, address: u64) -> Option<(String, usize)> {
+        let symbols = self.symbols.as_ref()?;
+        self.per_cpu_bases.iter().enumerate().find_map(|(cpu, base)| {
+            let symbol = symbols.per_cpu_symbol(address.checked_sub(*base)?)?;
+            Some((format!("per-CPU {}", with_offset(symbol.name, symbol.offset)), cpu))
+        })
+    }
+
+    /// Where each CPU's area lies (`__per_cpu_offset`); empty where the kernel does not list that variable.
+    fn read_per_cpu_bases(&self) -> Vec<u64> {
+        let array = self.symbols.as_ref().and_then(|symbols| symbols.address("__per_cpu_offset"));
+        let (Some(array), Some(anatomy)) = (array, &self.anatomy) else { return Vec::new() };
+        // SAFETY: a constant of the system.
+        let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }.max(0) as u64;
+        (0..cpus).map_while(|cpu| anatomy.memory.word(array + 8 * cpu)).collect()
     }
 
     /// Class and instance of a lock in an object of a slab cache.
@@ -270,8 +296,20 @@ impl Namer for Identity {
 
     fn lru_pinned(&self, cpus: u32) -> Option<u64> {
         let symbols = self.symbols.as_ref()?;
-        let (lrus, offsets) = (symbols.address("bh_lrus")?, symbols.address("__per_cpu_offset")?);
-        self.anatomy.as_ref()?.count_pinned(lrus, offsets, cpus)
+        let lrus = symbols.per_cpu_offset("bh_lrus")?;
+        let bases = self.per_cpu_bases.get(..cpus as usize)?;
+        self.anatomy.as_ref()?.count_pinned(lrus, bases)
+    }
+
+    fn new_caches(&mut self) -> Vec<(u64, CacheInfo)> {
+        let symbols = self.symbols.as_ref();
+        let symbol = |name: &str| symbols.and_then(|symbols| symbols.address(name));
+        let Some(anatomy) = &mut self.anatomy else { return Vec::new() };
+        let Ok(slabs) = Slabs::find(&*anatomy.memory, &anatomy.types, &symbol) else { return Vec::new() };
+        let mut infos = slabs.infos();
+        infos.retain(|(address, _)| !anatomy.slabs.caches.contains_key(address));
+        anatomy.slabs = slabs;
+        infos
     }
 
     fn without_hist(&mut self, row: u32, reason: &str) {
@@ -297,6 +335,7 @@ impl Namer for Identity {
     /// Reads the kernel's symbols: only now, since the programs' own code and trampolines have just got theirs.
     fn refresh(&mut self) {
         self.symbols = Kallsyms::read().ok().filter(Kallsyms::usable);
+        self.per_cpu_bases = self.read_per_cpu_bases();
     }
 
     fn take(&mut self) -> Names {
@@ -314,6 +353,9 @@ fn read_comm(tgid: u32) -> Option<Vec<u8>> {
     let comm = std::fs::read(format!("/proc/{tgid}/comm")).ok()?;
     Some(comm.strip_suffix(b"\n").unwrap_or(&comm).to_vec())
 }
+
+/// From here on lie the kernel's image and the modules (arch/x86/include/asm/page_64_types.h, __START_KERNEL_map).
+const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
 /// PAGE_MAPPING_FLAGS (include/linux/page-flags.h): not a file's page.
 const NO_FILE: u64 = 3;
@@ -372,11 +414,10 @@ impl Anatomy {
     }
 
     /// Buffers in the per-CPU variable `bh_lrus` of all CPUs (fs/buffer.c).
-    fn count_pinned(&self, lrus: u64, offsets: u64, cpus: u32) -> Option<u64> {
+    fn count_pinned(&self, lrus: u64, bases: &[u64]) -> Option<u64> {
         let bytes = usize::try_from(self.types.size_of("bh_lru")?).ok()?;
         let mut held = 0;
-        for cpu in 0..u64::from(cpus) {
-            let base = self.memory.word(offsets + 8 * cpu)?;
+        for base in bases {
             let mut slots = vec![0; bytes];
             if self.memory.read(base.wrapping_add(lrus), &mut slots) {
                 held +=

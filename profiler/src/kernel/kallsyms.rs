@@ -127,6 +127,9 @@ const LOCK_NAMES: &[&str] = &[
 /// The same for whole families. Not `rt_mutex_*`: `rt_mutex_setprio` (`kernel/sched/core.c`) is a run queue's caller;
 /// not `ftrace_*`, `kprobe_*` or `bpf_prog_*`: the functions that manage these take locks of their own. What ftrace,
 /// kprobes and the BPF compiler generate is known by its module name, see [`GENERATED`].
+/// Per-CPU areas are smaller than this, and linked at 0.
+const MOST_PER_CPU: u64 = 16 << 20;
+
 /// Where buffer lookups are traced (the first two), and what stands between them and who wanted the buffer (fs/buffer.c).
 const BUFFER_LOOKUPS: [&str; 8] = [
     "find_get_block_common",
@@ -391,6 +394,8 @@ pub struct Kallsyms {
     text: Vec<Entry>,
     /// Variables, sorted alike.
     data: Vec<Entry>,
+    /// Per-CPU variables by their offset in a CPU's area (arch/x86: the area is linked at 0).
+    per_cpu: Vec<Entry>,
     /// Address ranges of [`LOCK_SECTIONS`].
     lock_sections: Vec<(u64, u64)>,
 }
@@ -419,6 +424,7 @@ struct Entry {
 enum Class {
     Text,
     Data,
+    PerCpu,
     Other,
 }
 
@@ -452,7 +458,7 @@ impl Kallsyms {
             bail!("not `address type name`");
         };
         let address = u64::from_str_radix(address, 16).context("no address")?;
-        let class = Class::of(letter);
+        let class = if address < MOST_PER_CPU && letter == "A" { Class::PerCpu } else { Class::of(letter) };
         // Padding before functions (`CONFIG_FUNCTION_PADDING`, `CONFIG_CFI_CLANG`) doubles the table for nothing.
         if matches!(class, Class::Other) || name.starts_with("__pfx_") || name.starts_with("__cfi_") {
             return Ok(());
@@ -468,6 +474,7 @@ impl Kallsyms {
         self.names.push_str(name);
         match class {
             Class::Text => self.text.push(entry),
+            Class::PerCpu => self.per_cpu.push(entry),
             Class::Data | Class::Other => self.data.push(entry),
         }
         Ok(())
@@ -484,7 +491,7 @@ impl Kallsyms {
 
     fn sort(&mut self) {
         let names = &self.names;
-        for entries in [&mut self.text, &mut self.data] {
+        for entries in [&mut self.text, &mut self.data, &mut self.per_cpu] {
             // A stable sort: among equals, the kernel's own order stays.
             entries.sort_by_key(|entry| (entry.address, entry.rank, entry.len));
             // Aliases of one address may be local copies of the same name.
@@ -538,6 +545,18 @@ impl Kallsyms {
     /// The variable an address lies in; `None` too when the kernel lists no variables.
     pub fn data_symbol(&self, address: u64) -> Option<Symbol<'_>> {
         self.find(&self.data, address, MAX_VARIABLE)
+    }
+
+    /// The per-CPU variable at this offset of a CPU's area, where the kernel links that area at 0 and lists it.
+    pub fn per_cpu_symbol(&self, offset: u64) -> Option<Symbol<'_>> {
+        let end = self.per_cpu_offset("__per_cpu_end")?;
+        let symbol = (offset < end).then(|| self.find(&self.per_cpu, offset, MAX_VARIABLE))?;
+        symbol.filter(|symbol| !symbol.name.starts_with("__per_cpu_"))
+    }
+
+    /// Where in a CPU's area a per-CPU variable lies.
+    pub fn per_cpu_offset(&self, name: &str) -> Option<u64> {
+        self.per_cpu.iter().find(|entry| entry.name_in(&self.names) == name).map(|entry| entry.address)
     }
 
     /// Address of a function or variable. Of several static ones of that name, the global one or else the lowest.

@@ -100,7 +100,7 @@ impl Sizes {
 
     /// Places for open jbd2 handles; a power of two. Fewer than in-flight slots: few threads have one open at a time.
     pub fn handles(&self) -> u32 {
-        self.slots / 4
+        (self.slots / 4).max(1)
     }
 
     /// What the subsystems' tables take for each CPU.

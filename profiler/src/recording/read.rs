@@ -83,6 +83,7 @@ impl Recording {
         self.names.cells.extend(new.cells);
         self.names.processes.extend(new.processes);
         self.names.rows_without_hist.extend(new.rows_without_hist);
+        self.names.mounts.extend(new.mounts);
     }
 
     fn note_tail(&mut self, at: usize, length: usize) {

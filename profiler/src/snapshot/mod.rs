@@ -180,6 +180,8 @@ pub struct LockName {
     pub class: Option<String>,
     /// Which object of the class, in words that follow the class: `ino 1234 of 8:1`. Untrusted.
     pub instance: Option<String>,
+    /// Whether it lies in the kernel's or a module's own data; without symbols that is all that is known.
+    pub is_static: bool,
     /// The device (`dev_t`) that the lock belongs to: its file system's, or its buffer's.
     pub device: Option<u32>,
 }

@@ -13,7 +13,7 @@ use profiler_common::{
     first_sight::{INTERRUPTED, MailboxEnds},
     hist::{BUCKETS, STRIDE, bucket},
     inflight::{FLAG_FOLDED, FLAG_QUEUED, PHASE_QUEUE},
-    key::NO_HIST,
+    key::{CacheInfo, NO_HIST},
     limits::{BELOW_CELLS, DEPTH, MAX_FRAMES, RESERVED_CELLS},
     loss::{COUNTERS, Counter},
 };
@@ -53,6 +53,10 @@ pub trait Namer: Send {
     fn is_gone(&self, tgid: u32) -> bool;
     /// Whether this thread is running or waiting for a CPU now; `false` for the idle threads, which are all number 0.
     fn is_running(&self, tid: u32) -> bool;
+    /// Slab caches that came since the last look, as of a module that was loaded.
+    fn new_caches(&mut self) -> Vec<(u64, CacheInfo)> {
+        Vec::new()
+    }
     /// How full each journal is now, by its device.
     fn journal_fills(&mut self) -> BTreeMap<u32, JournalFill> {
         BTreeMap::new()
@@ -142,6 +146,7 @@ pub struct Reader {
     changed_rows: HashSet<u32>,
     reserved: Vec<Totals>,
     tables: subsystems::Tables,
+    unknown_caches: u64,
     lost_in_table: u64,
     abandoned: u64,
     may_miss_returns: bool,
@@ -177,6 +182,7 @@ impl Reader {
             changed_rows: HashSet::new(),
             reserved: vec![Totals::default(); RESERVED_CELLS as usize],
             tables: subsystems::Tables::new(loaded)?,
+            unknown_caches: 0,
             lost_in_table: 0,
             abandoned: 0,
             may_miss_returns: false,
@@ -197,6 +203,15 @@ impl Reader {
     /// To be called once all programs are attached, before anything is recorded.
     pub fn refresh_names(&mut self) {
         self.namer.refresh();
+    }
+
+    /// Slab caches to tell the kernel side of, when it has met one that it does not know since the last call.
+    pub fn new_caches(&mut self) -> Vec<(u64, CacheInfo)> {
+        let unknown = self.counter(Counter::UnknownCache);
+        if std::mem::replace(&mut self.unknown_caches, unknown) == unknown {
+            return Vec::new();
+        }
+        self.namer.new_caches()
     }
 
     /// Names that came up since the last call.

@@ -71,7 +71,7 @@ pub fn succeed(command: &mut Command) -> Output {
 
 /// `lockscope record OPTIONS -o FILE -- COMMAND`, then its report as JSON. The command runs as root.
 pub fn record(file: &Path, options: &[&str], command: &[&str]) -> Value {
-    let mut line = lockscope(&["record", "--cmd-user", "root", "-o"]);
+    let mut line = lockscope(&["record", "--max-overhead", "100", "--cmd-user", "root", "-o"]);
     line.arg(file).args(options);
     if !command.is_empty() {
         line.arg("--").args(command);
@@ -214,8 +214,9 @@ pub fn a_freeze_shows_while_it_lasts(name: &str, mount: &Path) {
     use profiler::recording::Recording;
     let scratch = Scratch::new(name);
     let file = scratch.path("freeze.rec");
-    let mut recorder =
-        Running::start(lockscope(&["record", "-d", "7", "--interval", "0.25", "-o"]).arg(&file));
+    let mut recorder = Running::start(
+        lockscope(&["record", "--max-overhead", "100", "-d", "7", "--interval", "0.25", "-o"]).arg(&file),
+    );
     wait_for(Duration::from_secs(120), "the recording", || file.exists());
     std::thread::sleep(Duration::from_secs(1));
     succeed(Command::new("fsfreeze").arg("-f").arg(mount));
@@ -260,7 +261,7 @@ pub fn identified_share(report: &Value) -> f64 {
 /// Records a `dio-append` and wants the appender's lock named by the inode and device that the load itself reports.
 pub fn the_appenders_inode_is_right(scratch: &Scratch, more: &[&str]) {
     let file = scratch.path("inode.rec");
-    let mut line = lockscope(&["record", "--cmd-user", "root", "-d", "60", "-o"]);
+    let mut line = lockscope(&["record", "--max-overhead", "100", "--cmd-user", "root", "-d", "60", "-o"]);
     line.arg(&file)
         .args(["--", LOCKSCOPE, "stress", "dio-append", "--json", "--secs", "4", "--warmup", "0"])
         .args(more);
