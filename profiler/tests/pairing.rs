@@ -2,7 +2,10 @@
 //! Needs root and nothing else: no event of the kernel's is involved, so it runs where functions cannot be probed.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that panics shows the line")]
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use aya::programs::{RawTracePointRunOptions, TestRun};
 use profiler::{
@@ -687,6 +690,7 @@ fn a_handles_life_is_timed_from_start_to_stop_and_its_start_wait_has_causes() {
     bench.begin(state_lock, RWLOCK_READ);
     let read = slept(2);
     bench.end(state_lock);
+    let for_space = Instant::now();
     bench.enter(FUNC_JBD2_WAIT_SPACE, LOCK, 0);
     let mutex = LOCK + offset_in_journal("j_checkpoint_mutex");
     bench.begin(mutex, MUTEX_SLEEP);
@@ -694,8 +698,10 @@ fn a_handles_life_is_timed_from_start_to_stop_and_its_start_wait_has_causes() {
     bench.end(mutex);
     let work = slept(5);
     bench.leave(FUNC_JBD2_WAIT_SPACE);
+    let for_space = for_space.elapsed().as_nanos() as u64;
     bench.handle_started();
     let held = slept(7);
+    let stopping = Instant::now();
     bench.handle_stops(true);
     let batched = slept(11);
     bench.handle_leaves();
@@ -703,23 +709,22 @@ fn a_handles_life_is_timed_from_start_to_stop_and_its_start_wait_has_causes() {
     let committed = slept(13);
     bench.leave(FUNC_JBD2_WAIT_COMMIT);
     bench.handle_stopped();
+    let stopping = stopping.elapsed().as_nanos() as u64;
     let journal = bench.journal();
     let span = |span: Span| &journal.spans[span as usize];
     let cause = |cause: Cause| journal.cause_ns[cause as usize];
-    // Each took as long as was slept, and the drives in between.
-    let near = |ns: u64, slept: u64| assert!((slept..slept + 4_000_000).contains(&ns), "{ns} {slept}");
-    near(cause(Cause::StateLockRead), read);
-    near(cause(Cause::CheckpointMutex), at_mutex);
-    near(cause(Cause::CheckpointWork), work);
+    assert!(cause(Cause::StateLockRead) >= read && cause(Cause::CheckpointMutex) >= at_mutex);
+    // A wait inside another belongs to the inner place alone.
+    let without_mutex = work..=for_space - at_mutex;
+    assert!(without_mutex.contains(&cause(Cause::CheckpointWork)), "{journal:?}");
     assert_eq!(
         journal.cause_ns.iter().sum::<u64>(),
         span(Span::Start).total_ns,
         "causes add up to the start"
     );
-    near(span(Span::Hold).total_ns, held + batched);
-    near(span(Span::Batching).total_ns, batched);
-    assert!(committed >= 13_000_000);
-    assert!(span(Span::Stop).total_ns < 8_000_000, "neither the sleep nor the commit is part of stopping");
+    assert!(span(Span::Hold).total_ns >= held + batched && span(Span::Batching).total_ns >= batched);
+    // Neither the deliberate sleep nor the commit is part of stopping.
+    assert!(span(Span::Stop).total_ns <= stopping - batched - committed, "{journal:?}");
     let counted = |counter: JournalCounter| journal.counters[counter as usize];
     assert_eq!((counted(JournalCounter::Starts), counted(JournalCounter::Untimed)), (1, 0));
     assert_eq!((counted(JournalCounter::SyncStops), counted(JournalCounter::Requested)), (1, 30));
