@@ -536,3 +536,40 @@ fn two_inodes_that_use_one_address_after_the_other_never_share_a_row() {
         assert_eq!(row["processes"].as_array().unwrap().len(), 1, "{row:#}");
     }
 }
+
+#[test]
+fn buffer_lru_hits_are_exact_and_handles_counted_by_tracepoints_alone() {
+    needs_root!("buffer_lru_hits_are_exact_and_handles_counted_by_tracepoints_alone");
+    let scratch = Scratch::new("tracepoints");
+    // A device of its own for each, made beforehand: other tests make some at the same time.
+    let image = LoopExt4::new("tracepoints-fs");
+    use std::os::unix::fs::MetadataExt;
+    let device = std::fs::metadata(&image.mount).unwrap().dev();
+    let number = libc::major(device) << 20 | libc::minor(device);
+    let name = format!("{}:{}", libc::major(device), libc::minor(device));
+    let mount = image.mount.to_str().unwrap();
+    let preset = ["lru-cliff", "--blocks", "16", "--secs", "2", "--warmup", "0", "--dir", mount];
+    let mut hits = 0;
+    let report = beside(&scratch.path("lru.rec"), &[], || {
+        hits = counted_by_perf(&scratch, "block:block_touch_buffer", number, &preset).0;
+    });
+    let devices = report["bh_lru"]["per_device"].as_array().unwrap();
+    let row = devices.iter().find(|row| row["device"] == name.as_str()).unwrap();
+    println!("{row}, perf: {hits}");
+    assert_eq!(n(&row["hit"]), hits, "hits as perf counts them");
+    assert!(hits > 1000);
+    assert!(row["lookups"].is_null() && row["hit_percent"].is_null(), "not 0: {row}");
+    let reason = coverage(&report, "bh-lru", "LRU lookups")["reason"].as_str().unwrap().to_owned();
+    assert!(reason.contains("not permitted"), "{reason}");
+    let preset = ["meta", "--files", "200", "--dir", mount];
+    let mut starts = 0;
+    let report = beside(&scratch.path("meta.rec"), &[], || {
+        starts = counted_by_perf(&scratch, "jbd2:jbd2_handle_start", number, &preset).0;
+    });
+    let journals = report["jbd2"].as_array().unwrap();
+    let journal = journals.iter().find(|journal| journal["device"] == name.as_str()).unwrap();
+    assert_eq!(n(&journal["starts"]), starts);
+    assert!(starts >= 3 * 200 * 4, "{starts}");
+    assert!(journal["hold"].is_null() && journal["start_wait_ns"].is_null() && journal["fsync"].is_null());
+    assert!(n(&journal["credits"]["requested"]) > 0);
+}

@@ -182,13 +182,13 @@ fn base_spec(kernel: Kernel, program: &str, object: Option<&PathBuf>) -> VmSpec 
 fn special_specs(programs: &VmPrograms, object: Option<&PathBuf>) -> Vec<(&'static str, VmSpec)> {
     let only = |name: &str| {
         let mut spec = base_spec(Kernel::Cloud612, &programs.vm, object);
-        spec.command.extend([name.into(), "--exact".into()]);
+        spec.command.push(name.into());
         spec.env.push(("LOCKSCOPE_ONLY".into(), name.into()));
         spec
     };
     let mut hypervisor = only("with_the_hypervisor_bit_spinlock_waits_are_said_to_be_invisible");
     hypervisor.cpu_model = "max".into();
-    let mut icount = only("instructions_of_a_pair_under_icount");
+    let mut icount = only("under_icount");
     icount.accel = Accel::Icount;
     vec![
         ("VM 6.12-cloud with the hypervisor bit", hypervisor),

@@ -22,7 +22,7 @@ use super::{Mapped, raw};
 const BURST: Duration = Duration::from_millis(200);
 /// From one burst to the next in the long run. The first ones come sooner, so that a short recording has some.
 const PERIOD: Duration = Duration::from_secs(10);
-const FIRST_PERIOD: Duration = Duration::from_secs(2);
+const FIRST_PERIOD: Duration = Duration::from_secs(4);
 /// How long the thread is deaf to being stopped.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn bursts_come_less_often_as_time_goes_on() {
         let pauses: Vec<u128> = (1..=5).map(|number| pause_after(number).as_millis()).collect();
-        assert_eq!(pauses, [1800, 3800, 7800, 9800, 9800]);
+        assert_eq!(pauses, [3800, 7800, 9800, 9800, 9800]);
         assert_eq!(pause_after(u32::MAX).as_millis(), 9800);
     }
 

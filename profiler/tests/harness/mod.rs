@@ -279,3 +279,35 @@ pub fn the_appenders_inode_is_right(scratch: &Scratch, more: &[&str]) {
     let share = identified_share(&report);
     assert!(share >= 0.95, "identified {share}");
 }
+
+/// Runs something while lockscope records beside it; the report.
+pub fn beside(file: &Path, options: &[&str], run: impl FnOnce()) -> Value {
+    let mut line = lockscope(&["record", "--max-overhead", "100", "--interval", "0.5"]);
+    let mut recorder = Running::start(line.args(options).arg("-o").arg(file).stderr(Stdio::null()));
+    wait_for(Duration::from_secs(200), "the first snapshot", || snapshots_in(file) >= 1);
+    run();
+    recorder.signal(libc::SIGINT);
+    assert!(recorder.end_within(Duration::from_secs(60)).unwrap().success());
+    println!("{}", table(file));
+    report(file)
+}
+
+/// The loop device that the next preset will make: its name in reports, and in trace events.
+pub fn next_loop_device() -> (String, u32) {
+    let output = succeed(Command::new("losetup").arg("-f"));
+    let name = String::from_utf8(output.stdout).unwrap();
+    let minor: u32 = name.trim().trim_start_matches("/dev/loop").parse().unwrap();
+    (format!("7:{minor}"), 7 << 20 | minor)
+}
+
+/// Runs a preset under `perf stat`, which counts one tracepoint on one device; the count, and what the preset reports.
+pub fn counted_by_perf(scratch: &Scratch, event: &str, device: u32, preset: &[&str]) -> (u64, Value) {
+    let counts = scratch.path("perf.csv");
+    let mut perf = Command::new("perf");
+    perf.args(["stat", "-a", "-x", ",", "-e", event, "--filter", &format!("dev == {device}"), "-o"]);
+    perf.arg(&counts).arg(LOCKSCOPE).arg("stress").args(preset).arg("--json");
+    let load = serde_json::from_slice(&succeed(&mut perf).stdout).unwrap();
+    let text = std::fs::read_to_string(&counts).unwrap();
+    let line = text.lines().find(|line| line.contains(event)).expect("perf counted");
+    (line.split(',').next().unwrap().parse().unwrap(), load)
+}
