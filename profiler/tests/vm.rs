@@ -559,13 +559,13 @@ fn metadata_keeps_its_speed_under_icount() {
     }
     let scratch = Scratch::new("overhead");
     // Long enough for bursts to come as rarely as in the long run.
-    let preset = ["stress", "meta", "--threads", "1", "--files", "120000", "--json"];
+    let preset = ["stress", "meta", "--threads", "1", "--files", "300000", "--json"];
     let seconds = |output: std::process::Output| {
         serde_json::from_slice::<Value>(&output.stdout).unwrap()["seconds"].as_f64().unwrap()
     };
     let alone = seconds(succeed(&mut lockscope(&preset)));
     let file = scratch.path("overhead.rec");
-    let mut line = lockscope(&["record", "--cmd-user", "root", "-o"]);
+    let mut line = lockscope(&["record", "--max-overhead", "100", "--cmd-user", "root", "-o"]);
     let traced = seconds(succeed(line.arg(&file).arg("--").arg(LOCKSCOPE).args(preset)));
     let report = report(&file);
     println!("ICOUNT meta: {alone:.3} s alone, {traced:.3} s with all default probes: {:.3}", alone / traced);

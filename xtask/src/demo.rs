@@ -23,7 +23,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "KERNEL", num_args = 0..=1, default_missing_value = "6.12-cloud")]
     vm: Option<Kernel>,
     /// Seconds of each preset
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 5)]
     secs: u32,
     /// Run right here and build nothing: how the demo runs inside the VM
     #[arg(long, hide = true)]
@@ -34,24 +34,59 @@ pub struct DemoArgs {
 struct Scene {
     name: &'static str,
     args: &'static [&'static str],
+    /// Probes asked for by name, to have them all the time; none: all, as by default.
+    probes: Option<&'static str>,
     look: &'static str,
 }
 
-const SCENES: [Scene; 3] = [
+const SCENES: [Scene; 8] = [
     Scene {
         name: "dio-append",
         args: &["dio-append", "--pin"],
+        probes: None,
         look: "one appender and one reader of the same file: the appender's inode lock is the top write wait",
     },
     Scene {
         name: "dio-append-control",
         args: &["dio-append", "--pin", "--control"],
+        probes: None,
         look: "the same load on two files: no such wait, so it was the lock and not the CPUs",
     },
     Scene {
         name: "mmap",
         args: &["mmap"],
+        probes: None,
         look: "four threads of one process map and unmap memory: mmap_lock, written and read",
+    },
+    Scene {
+        name: "jbd2-tiny",
+        args: &["jbd2-tiny"],
+        probes: Some("jbd2,contention,bit-lock"),
+        look: "files replaced with a journal of 4 MiB: see in START WAIT what a handle's start waits for – room in the log",
+    },
+    Scene {
+        name: "jbd2-fsync",
+        args: &["jbd2-fsync"],
+        probes: Some("jbd2,contention,bit-lock"),
+        look: "four threads append and fsync: the line *fsync* says where the time goes, COMMITS how long each phase took",
+    },
+    Scene {
+        name: "jbd2-dirsync",
+        args: &["jbd2-dirsync"],
+        probes: Some("jbd2,contention"),
+        look: "two creators in dirsync directories: *batching* is a deliberate sleep inside the create, and no contention",
+    },
+    Scene {
+        name: "lru-cliff-16",
+        args: &["lru-cliff", "--blocks", "16"],
+        probes: Some("bh-lru"),
+        look: "16 inode-table blocks in turn on one CPU: all of them fit its buffer LRU",
+    },
+    Scene {
+        name: "lru-cliff-17",
+        args: &["lru-cliff", "--blocks", "17"],
+        probes: Some("bh-lru"),
+        look: "17 of them: not one does",
     },
 ];
 
@@ -146,7 +181,9 @@ fn show(scene: &Scene, secs: u32, folder: &Path) -> Result<f64> {
     let file = folder.join(format!("{}.rec", scene.name));
     println!("==== {}: {}\n", scene.name, scene.look);
     let mut record = Command::new(lockscope());
-    record.args(["record", "--cmd-user", "root", "-d", "120", "-o"]).arg(&file).arg("--").arg(lockscope());
+    // Emulated CPUs make our programs look dearer than they are: without a bound.
+    record.args(["record", "--max-overhead", "100", "--cmd-user", "root", "-d", "120", "-o"]).arg(&file);
+    record.args(scene.probes.iter().flat_map(|probes| ["--probe", probes])).arg("--").arg(lockscope());
     record.arg("stress").args(scene.args).args(where_to_write(scene)).args([
         "--json",
         "--secs",

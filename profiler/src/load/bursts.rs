@@ -21,8 +21,10 @@ use super::{Mapped, raw};
 /// How long a burst lasts. Attaching and detaching take about as long again.
 const BURST: Duration = Duration::from_millis(200);
 /// From one burst to the next in the long run. The first ones come sooner, so that a short recording has some.
-const PERIOD: Duration = Duration::from_secs(10);
-const FIRST_PERIOD: Duration = Duration::from_secs(4);
+const PERIOD: Duration = Duration::from_secs(20);
+const FIRST_PERIOD: Duration = Duration::from_secs(10);
+/// A command that is followed should have begun its work.
+const BEFORE_THE_FIRST: Duration = Duration::from_secs(2);
 /// How long the thread is deaf to being stopped.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -92,7 +94,7 @@ pub struct Bursts {
 }
 
 impl Bursts {
-    /// Begins the first burst at once; without places there is one burst without end.
+    /// Begins the first burst soon; without places there is one burst without end.
     pub fn start(
         places: Arc<Vec<Place>>,
         control: Arc<Mapped<Control>>,
@@ -109,6 +111,7 @@ impl Bursts {
         let (stopped, failed, held) = (Arc::clone(&stop), Arc::clone(&failure), Arc::clone(&paused));
         let thread = std::thread::spawn(move || {
             let mut number = 0;
+            wait(BEFORE_THE_FIRST, &stopped);
             while !stopped.load(Ordering::Relaxed) {
                 if held.load(Ordering::Relaxed) {
                     wait(NAP, &stopped);
@@ -203,8 +206,8 @@ mod tests {
     #[test]
     fn bursts_come_less_often_as_time_goes_on() {
         let pauses: Vec<u128> = (1..=5).map(|number| pause_after(number).as_millis()).collect();
-        assert_eq!(pauses, [3800, 7800, 9800, 9800, 9800]);
-        assert_eq!(pause_after(u32::MAX).as_millis(), 9800);
+        assert_eq!(pauses, [9800, 19_800, 19_800, 19_800, 19_800]);
+        assert_eq!(pause_after(u32::MAX).as_millis(), 19_800);
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl Target {
 
 /// What a figure that is taken in bursts is told with.
 pub const IN_BURSTS: &str =
-    "in bursts of 0.2 s every 10 s; ask for the probe by name to have it all the time";
+    "in bursts of 0.2 s every 20 s; ask for the probe by name to have it all the time";
 
 /// What came of attaching one probe.
 #[derive(Clone, Debug, Default)]
