@@ -258,14 +258,14 @@ fn budget() -> Vec<BudgetStep> {
 
 const LOOP: u32 = 7 << 20;
 
-fn subsystems(scale: u64) -> Subsystems {
+fn journal(scale: u64) -> JournalTotals {
     let span = |n: u64, mean_ns: u64| SpanTotals {
         n: n * scale,
         total_ns: n * scale * mean_ns,
         max_ns: mean_ns * 9,
         hist: waits(n * scale, mean_ns, 0).1,
     };
-    let journal = JournalTotals {
+    JournalTotals {
         counters: [
             50_000 * scale,
             20 * scale,
@@ -301,8 +301,11 @@ fn subsystems(scale: u64) -> Subsystems {
             span(4_000, 5_000),
             span(40, 2_500_000),
         ],
-    };
-    let commit = |transaction: u32, line: u32| CommitSeen {
+    }
+}
+
+fn commit(transaction: u32, line: u32) -> CommitSeen {
+    CommitSeen {
         device: LOOP,
         transaction,
         running_ns: 1_000_000,
@@ -316,7 +319,10 @@ fn subsystems(scale: u64) -> Subsystems {
         tgid: 100,
         operation: 4,
         line,
-    };
+    }
+}
+
+fn subsystems(scale: u64) -> Subsystems {
     let lru = |lookups: u64, hits: u64, absent: u64| LruTotals {
         lookups: lookups * scale,
         absent: absent * scale,
@@ -327,7 +333,7 @@ fn subsystems(scale: u64) -> Subsystems {
     };
     Subsystems {
         timed_ns: 400_000_000 * scale,
-        journals: BTreeMap::from([(LOOP, journal)]),
+        journals: BTreeMap::from([(LOOP, journal(scale))]),
         commits: vec![commit(scale as u32 * 2, 2842), commit(scale as u32 * 2 + 1, 3270)],
         fills: BTreeMap::from([(
             LOOP,

@@ -269,7 +269,10 @@ fn lru_heads(first: &'static str) -> Vec<Head> {
 fn lru_line(row: &LruRow) -> Vec<String> {
     let isolated = if row.isolated { " (isolated: has none)" } else { "" };
     let LruCounts { lookups, hit, found, absent, migrated } = &row.counts;
-    let share = row.counts.hit_percent().map_or(NOT_AVAILABLE.to_string(), |share| format!("{share:.1}%"));
+    let share = row
+        .counts
+        .hit_percent()
+        .map_or(NOT_AVAILABLE.to_string(), |share| format!("{:.1}%", (share * 10.0).floor() / 10.0));
     vec![
         format!("  {}{isolated}", row.name),
         number(lookups),

@@ -167,6 +167,10 @@ fn why_empty(report: &Report) -> String {
     if !meta.coverage.is_empty() && !meta.coverage.iter().any(can) {
         return "No rows: no probe is active here, so nothing was measured; see coverage.".to_string();
     }
+    let off = |line: &Coverage| line.probe != "contention" || line.state == CoverageState::Off;
+    if !meta.coverage.is_empty() && meta.coverage.iter().all(off) && table.totals.contentions == 0 {
+        return "No rows: the probes that were asked for record no lock waits, or saw none.".to_string();
+    }
     if table.window_ns == 0 {
         return "No rows: the recording holds no reading yet.".to_string();
     }

@@ -202,7 +202,9 @@ impl Identity {
         };
         let caller = symbols.caller(frames);
         let first = caller.as_ref().map_or(0, |(index, _)| *index);
-        let names = frames.iter().skip(first).map(|frame| self.frame_name(symbols, *frame)).collect();
+        // Trampolines of functions that we trace ourselves stand between their callers and them.
+        let names = frames.iter().skip(first).map(|frame| self.frame_name(symbols, *frame));
+        let names = names.filter(|name| !name.starts_with("bpf_trampoline_")).collect();
         let token = caller.as_ref().map_or(0, |(index, symbol)| frames[*index].wrapping_sub(symbol.offset));
         let caller = caller.map(|(_, symbol)| symbol.name.to_owned());
         (StackName { id, frames: names, caller }, token)
