@@ -428,6 +428,7 @@ fn a_small_journal_checkpoints_and_a_large_one_does_not() {
         "checkpoint share of the start wait: {share:.3}, with the default journal {share_of_control:.3}"
     );
     println!("mutex {mutex}, work {work}, commit {commit} ns");
+    assert!(identified_share(&tiny) >= 0.95, "{}", identified_share(&tiny));
     assert!(share > 5.0 * share_of_control && share > 0.3, "{share} against {share_of_control}");
     // The same waits, seen as rows by the lock's tracepoint and by the function.
     let mutexes = rows(&tiny).iter().filter(|row| row["class"] == "journal_s.j_checkpoint_mutex");
@@ -476,6 +477,7 @@ fn fsync_is_write_and_wait_commit_wait_and_flush() {
     // An op or two ended after the load stopped counting.
     let ratio = calls as f64 / role["ops"].as_f64().unwrap();
     assert!((0.99..1.05).contains(&ratio), "{ratio}");
+    assert!(identified_share(&report) >= 0.95, "{}", identified_share(&report));
     let (waits, waited) = of_kind(&report, "commit");
     let threads_ns = load["seconds"].as_f64().unwrap() * 4e9;
     println!("{waits} commit waits of {waited} ns in {threads_ns} ns of 4 threads");
