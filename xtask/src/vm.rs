@@ -90,6 +90,8 @@ pub struct VmSpec {
     pub mem: String,
     /// How long the command may take, from the end of the boot.
     pub timeout: Duration,
+    /// A command that has begun to print and then prints nothing for this long is taken for a hung guest; none: never.
+    pub silence: Option<Duration>,
     /// QEMU's CPU model.
     pub cpu_model: String,
     /// How the CPUs are emulated.
@@ -116,6 +118,7 @@ impl VmSpec {
             cpus: 4,
             mem: "4G".into(),
             timeout: Duration::from_secs(600),
+            silence: None,
             cpu_model: CPU_MODEL.into(),
             accel: Accel::Multi,
             journal_mib: 16,
@@ -181,22 +184,25 @@ fn harness_failure(error: anyhow::Error) -> anyhow::Error {
 }
 
 /// Boots, runs the command, switches off. A boot that never gets ready, or a run that dies of QEMU's known
-/// text-patching fault, is repeated once single-threaded; everything else that kills the guest is an error.
+/// text-patching fault, is repeated once single-threaded; a guest that hangs (see `VmSpec::silence`) once as it was;
+/// everything else that kills the guest is an error.
 pub fn run(spec: &VmSpec) -> Result<VmOutcome> {
     prepare_host(spec)?;
     match attempt(spec)? {
         Attempt::Done(outcome) => Ok(outcome),
-        Attempt::Fault(fault) if spec.accel == Accel::Multi => again(spec, fault),
+        Attempt::Hung(fault) => again(spec, fault, spec.accel),
+        Attempt::Fault(fault) if spec.accel == Accel::Multi => again(spec, fault, Accel::Single),
         Attempt::Fault(fault) => Err(anyhow!("harness fault: {fault}")),
     }
 }
 
-fn again(spec: &VmSpec, fault: String) -> Result<VmOutcome> {
-    eprintln!("xtask vm: harness fault: {fault}, retried single-threaded");
-    match attempt(&VmSpec { accel: Accel::Single, ..spec.clone() })? {
+fn again(spec: &VmSpec, fault: String, accel: Accel) -> Result<VmOutcome> {
+    let how = if accel == Accel::Single { "single-threaded" } else { "as it was" };
+    eprintln!("xtask vm: harness fault: {fault}, retried {how}");
+    match attempt(&VmSpec { accel, ..spec.clone() })? {
         Attempt::Done(outcome) => Ok(VmOutcome { retried: Some(fault), ..outcome }),
-        Attempt::Fault(second) => {
-            Err(anyhow!("harness fault twice: {fault}; then single-threaded: {second}"))
+        Attempt::Fault(second) | Attempt::Hung(second) => {
+            Err(anyhow!("harness fault twice: {fault}; then {how}: {second}"))
         }
     }
 }
@@ -214,6 +220,8 @@ enum Attempt {
     Done(VmOutcome),
     /// Not the command's doing.
     Fault(String),
+    /// The guest stands still, with a CPU that spins.
+    Hung(String),
 }
 
 fn attempt(spec: &VmSpec) -> Result<Attempt> {
@@ -228,7 +236,7 @@ fn attempt(spec: &VmSpec) -> Result<Attempt> {
 fn judge(spec: &VmSpec, seen: Seen, run: &mut RunDir) -> Result<Attempt> {
     let status = match &seen.end {
         End::Status(status) => return Ok(Attempt::Done(outcome(*status, &seen))),
-        End::Timeout => TIMED_OUT,
+        End::Timeout | End::Silent => TIMED_OUT,
         End::Died(_) => i32::from(HARNESS_FAILED),
     };
     let kept = run.keep().display().to_string();
@@ -237,6 +245,7 @@ fn judge(spec: &VmSpec, seen: Seen, run: &mut RunDir) -> Result<Attempt> {
         return Ok(Attempt::Fault(format!("{oops} (emulation, see {kept})")));
     }
     match seen.end {
+        End::Silent => Ok(Attempt::Hung(format!("the guest fell silent (see {kept})"))),
         End::Died(why) if !seen.ready => {
             Ok(Attempt::Fault(format!("the guest never got ready: {why} (see {kept})")))
         }

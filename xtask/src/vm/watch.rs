@@ -27,6 +27,8 @@ pub enum End {
     Died(String),
     /// The command ran longer than it may.
     Timeout,
+    /// It printed nothing for longer than it may.
+    Silent,
 }
 
 /// What was seen of a run.
@@ -62,13 +64,15 @@ struct Watcher<'a> {
     started: Instant,
     ready: Option<Instant>,
     panicked: Option<Instant>,
+    /// When the command last printed something.
+    heard: Option<Instant>,
 }
 
 impl<'a> Watcher<'a> {
     fn new(spec: &'a VmSpec, run: &'a RunDir) -> Result<Self> {
         let out = Tail::open(&run.file("out"), spec.capture)?;
         let err = Tail::open(&run.file("err"), false)?;
-        Ok(Self { spec, run, out, err, started: Instant::now(), ready: None, panicked: None })
+        Ok(Self { spec, run, out, err, started: Instant::now(), ready: None, panicked: None, heard: None })
     }
 
     fn step(&mut self, machine: &mut Machine) -> Result<Option<End>> {
@@ -94,12 +98,18 @@ impl<'a> Watcher<'a> {
     }
 
     fn pass_on(&mut self) -> Result<()> {
-        if self.spec.stream {
-            self.out.pass_on(&mut std::io::stdout().lock())?;
-            return self.err.pass_on(&mut std::io::stderr().lock());
+        let (out, err) = if self.spec.stream {
+            (
+                self.out.pass_on(&mut std::io::stdout().lock())?,
+                self.err.pass_on(&mut std::io::stderr().lock())?,
+            )
+        } else {
+            (self.out.pass_on(&mut std::io::sink())?, self.err.pass_on(&mut std::io::sink())?)
+        };
+        if out + err > 0 {
+            self.heard = Some(Instant::now());
         }
-        self.out.pass_on(&mut std::io::sink())?;
-        self.err.pass_on(&mut std::io::sink())
+        Ok(())
     }
 
     fn notice_ready(&mut self) {
@@ -123,11 +133,18 @@ impl<'a> Watcher<'a> {
         }
         match self.ready {
             Some(at) if at.elapsed() > self.spec.timeout => Some(End::Timeout),
+            Some(_) if self.is_silent() => Some(End::Silent),
             None if self.started.elapsed() > self.spec.boot_limit() => {
                 Some(End::Died("the boot hung".into()))
             }
             _ => None,
         }
+    }
+}
+
+impl Watcher<'_> {
+    fn is_silent(&self) -> bool {
+        self.spec.silence.zip(self.heard).is_some_and(|(most, heard)| heard.elapsed() > most)
     }
 }
 
@@ -144,14 +161,15 @@ impl Tail {
         Ok(Self { file, keep, kept: Vec::new() })
     }
 
-    fn pass_on(&mut self, to: &mut impl Write) -> Result<()> {
+    /// Says how many bytes there were.
+    fn pass_on(&mut self, to: &mut impl Write) -> Result<usize> {
         let mut new = Vec::new();
-        self.file.read_to_end(&mut new)?;
+        let bytes = self.file.read_to_end(&mut new)?;
         to.write_all(&new).and_then(|()| to.flush()).context("passing the guest's output on")?;
         if self.keep {
             self.kept.append(&mut new);
         }
-        Ok(())
+        Ok(bytes)
     }
 }
 
