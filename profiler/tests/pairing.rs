@@ -732,6 +732,29 @@ fn a_handles_life_is_timed_from_start_to_stop_and_its_start_wait_has_causes() {
 }
 
 #[test]
+fn what_one_start_waited_for_is_not_taken_from_the_next() {
+    let mut bench = Bench::with(sizes(), in_burst());
+    let mut waits = 0;
+    for waiting in [true, false, false] {
+        bench.handle_starts(0);
+        if waiting {
+            bench.enter(FUNC_JBD2_WAIT_COMMIT, LOCK, 0);
+            waits += slept(20);
+            bench.leave(FUNC_JBD2_WAIT_COMMIT);
+        }
+        bench.handle_started();
+        bench.handle_stops(false);
+        bench.handle_leaves();
+        bench.handle_stopped();
+    }
+    let journal = bench.journal();
+    let whole = journal.spans[Span::Start as usize].total_ns;
+    assert_eq!(journal.cause_ns.iter().sum::<u64>(), whole, "{journal:?}");
+    assert_eq!(journal.cause_n[Cause::Rest as usize], 3);
+    assert!(journal.cause_ns[Cause::CheckpointCommit as usize] >= waits);
+}
+
+#[test]
 fn a_start_that_slept_where_nothing_is_timed_is_told_by_the_journals_state() {
     for (flags, wanted) in [
         (HANDLE_IS_RESERVED, Cause::Switching),

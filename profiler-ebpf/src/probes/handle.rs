@@ -203,6 +203,7 @@ fn start(journal: u64, flags: u32) {
     handle.journal = journal;
     handle.switches = switches();
     handle.causes = [0; CAUSES];
+    handle.told_ns = 0;
     handle.phase = HANDLE_STARTS;
     handle.since_ns = current.now;
 }
