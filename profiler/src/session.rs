@@ -161,6 +161,12 @@ impl Session {
         }
         let options = options(&plan.measure, &features)?;
         let mut loaded = Loaded::new(&options, btf.as_ref(), &features).map_err(cannot_load)?;
+        if !loaded.is_timed() && plan.measure.max_overhead < 100.0 {
+            warnings.push(
+                "--max-overhead cannot be kept: the kernel does not count how long BPF programs run"
+                    .to_owned(),
+            );
+        }
         let btf = btf.map(Arc::new);
         let symbol = |name: &str| symbols.as_ref().and_then(|symbols| symbols.address(name));
         let anatomy = anatomy(&mut loaded, btf.as_ref(), &symbol);
@@ -359,6 +365,11 @@ impl Session {
     /// # Errors
     /// When a probe cannot be attached again.
     pub fn keep_budget(&mut self) -> Result<Option<String>> {
+        if let Some(why) = self.bursts.as_ref().and_then(Bursts::take_failure) {
+            return Ok(Some(format!(
+                "no further bursts, handles and buffer lookups are no longer timed: {why}"
+            )));
+        }
         let costs = self.links.costs_by_probe().into_iter();
         let costs = costs.map(|(id, run_ns)| ProbeCost { id: id.to_owned(), run_ns }).collect();
         let now = monotonic_ns();

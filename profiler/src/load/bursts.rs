@@ -133,9 +133,9 @@ impl Bursts {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// Why there are no further bursts, if there are none.
-    pub fn failure(&self) -> Option<String> {
-        lock(&self.failure).clone()
+    /// Why there are no further bursts, if there are none; told once.
+    pub fn take_failure(&self) -> Option<String> {
+        lock(&self.failure).take()
     }
 
     /// Ends the burst under way, and all to come.

@@ -58,7 +58,7 @@ pub struct Loaded {
     raw: Option<raw::RawObject>,
     /// Sizes of the maps.
     pub sizes: Sizes,
-    _statistics: Option<OwnedFd>,
+    statistics: Option<OwnedFd>,
 }
 
 impl Loaded {
@@ -85,7 +85,12 @@ impl Loaded {
         let ebpf = loader.load(&elf).context("creating the BPF maps")?;
         let raw = raw::RawObject::new(&elf, &ebpf).map(Some)?;
         let statistics = aya::sys::enable_stats(aya::sys::Stats::RunTime).ok();
-        Ok(Loaded { ebpf, raw, sizes: options.sizes, _statistics: statistics })
+        Ok(Loaded { ebpf, raw, sizes: options.sizes, statistics })
+    }
+
+    /// Whether the kernel counts how long our programs run.
+    pub fn is_timed(&self) -> bool {
+        self.statistics.is_some()
     }
 
     /// Maps one of the mappable arrays.
