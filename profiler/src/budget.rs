@@ -32,6 +32,9 @@ impl Step {
         match self {
             Step::Stacks => "stacks: waits have no caller".to_owned(),
             Step::Samples => "sampled timings: no bursts, no timed buffer lookups".to_owned(),
+            Step::Probe(id) if id == "contention" => {
+                "probe contention, and rwsem and jbd2 that rest on it: their waits are not seen".to_owned()
+            }
             Step::Probe(id) => format!("probe {id}: what it alone sees is not seen"),
         }
     }
@@ -55,6 +58,14 @@ pub struct ProbeCost {
     pub id: String,
     /// Nanoseconds of its programs.
     pub run_ns: u64,
+    /// Whether it can be detached and attached again.
+    pub pausable: bool,
+}
+
+/// A probe, and those that are wrong without it: rwsem takes the queued part of a wait from the lock tracepoints, jbd2 the locks
+/// among a start's causes.
+pub fn with_dependents(id: &str) -> Vec<&str> {
+    if id == "contention" { vec!["contention", "rwsem", "jbd2"] } else { vec![id] }
 }
 
 /// The costs at one moment.
@@ -70,6 +81,7 @@ pub struct Governor {
     samples: VecDeque<Sample>,
     shed: Vec<Step>,
     quiet_needed_ns: u64,
+    quiet_since_ns: Option<u64>,
     recovered_at_ns: Option<u64>,
     /// The share at the last decision.
     decided_percent: f64,
@@ -84,6 +96,7 @@ impl Governor {
             samples: VecDeque::new(),
             shed: Vec::new(),
             quiet_needed_ns: FIRST_QUIET_NS,
+            quiet_since_ns: None,
             recovered_at_ns: None,
             decided_percent: 0.0,
         }
@@ -107,13 +120,17 @@ impl Governor {
         self.samples.push_back(Sample { at_ns, probes });
         let Some(percent) = self.percent() else { return Verdict::Keep };
         self.decided_percent = percent;
-        if percent > self.most_percent {
+        // A burst is dear for a moment: where little was seen, it must be far over.
+        let far_over = percent > self.most_percent * QUIET_FACTOR;
+        if far_over || (percent > self.most_percent && self.seen_ns() >= MEMORY_NS) {
             return self.give_up(at_ns);
         }
-        if percent * QUIET_FACTOR < self.most_percent && self.seen_ns() >= self.quiet_needed_ns {
+        if percent * QUIET_FACTOR >= self.most_percent {
+            self.quiet_since_ns = None;
+        } else if at_ns - *self.quiet_since_ns.get_or_insert(at_ns) >= self.quiet_needed_ns {
             return self.take_back(at_ns);
         }
-        while self.seen_ns() > MEMORY_NS.max(self.quiet_needed_ns) {
+        while self.seen_ns() > 2 * MEMORY_NS {
             self.samples.pop_front();
         }
         Verdict::Keep
@@ -166,18 +183,18 @@ impl Governor {
         let (first, last) = (self.samples.front()?, self.samples.back()?);
         let before =
             |id: &str| first.probes.iter().find(|probe| probe.id == id).map_or(0, |probe| probe.run_ns);
-        let grown =
-            last.probes.iter().map(|probe| (probe.run_ns.saturating_sub(before(&probe.id)), &probe.id));
-        grown
-            .max()
-            .filter(|(ns, id)| *ns > 0 && !self.shed.contains(&Step::Probe((*id).clone())))
-            .map(|(_, id)| id.clone())
+        let is_shed = |id: &str| {
+            let gone = |step: &Step| matches!(step, Step::Probe(shed) if with_dependents(shed).contains(&id));
+            self.shed.iter().any(gone)
+        };
+        let left = last.probes.iter().filter(|probe| probe.pausable && !is_shed(&probe.id));
+        let grown = left.map(|probe| (probe.run_ns.saturating_sub(before(&probe.id)), &probe.id));
+        grown.max().filter(|(ns, _)| *ns > 0).map(|(_, id)| id.clone())
     }
 
     fn take_back(&mut self, at_ns: u64) -> Verdict {
         let Some(step) = self.shed.pop() else {
             self.quiet_needed_ns = FIRST_QUIET_NS;
-            self.begin_anew();
             return Verdict::Keep;
         };
         self.recovered_at_ns = Some(at_ns);
@@ -187,6 +204,7 @@ impl Governor {
 
     /// What was seen before a decision says nothing of what comes after it.
     fn begin_anew(&mut self) {
+        self.quiet_since_ns = None;
         let last = self.samples.pop_back();
         self.samples.clear();
         self.samples.extend(last);
@@ -215,7 +233,7 @@ mod tests {
             state.0 += SECOND;
             state.1 += load.0 * SECOND / 100;
             state.2 += load.1 * SECOND / 100;
-            let cost = |id: &str, run_ns| ProbeCost { id: id.to_owned(), run_ns };
+            let cost = |id: &str, run_ns| ProbeCost { id: id.to_owned(), run_ns, pausable: true };
             verdicts
                 .push(governor.observe(state.0, vec![cost("rwsem", state.1), cost("contention", state.2)]));
         }

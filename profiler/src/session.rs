@@ -13,10 +13,16 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use profiler_common::{Control, Kind};
+use profiler_common::{
+    Control, Kind,
+    inflight::{
+        FUNC_JBD2_SHADOW, FUNC_JBD2_WAIT_LOCKED, FUNC_LOCK_BUFFER, FUNC_LOCK_FOLIO_KILLABLE, FUNC_RWSEM_READ,
+        FUNC_RWSEM_SPIN_ON_OWNER,
+    },
+};
 
 use crate::{
-    budget::{Governor, ProbeCost, Step, Verdict},
+    budget::{self, Governor, ProbeCost, Step, Verdict},
     cli::MeasureArgs,
     exit::CannotRun,
     identity::{Anatomy, Identity, registry::Registry, slabs::Slabs},
@@ -371,7 +377,8 @@ impl Session {
             )));
         }
         let costs = self.links.costs_by_probe().into_iter();
-        let costs = costs.map(|(id, run_ns)| ProbeCost { id: id.to_owned(), run_ns }).collect();
+        let costs =
+            costs.map(|(id, (run_ns, pausable))| ProbeCost { id: id.to_owned(), run_ns, pausable }).collect();
         let now = monotonic_ns();
         let verdict = self.governor.observe(now, costs);
         let (percent, most) = (self.governor.decided_percent(), self.governor.most_percent());
@@ -380,7 +387,9 @@ impl Session {
             Verdict::Shed(step) => (step, true),
             Verdict::Recover(step) => (step, false),
         };
-        self.carry_out(&step, shed)?;
+        if let Err(error) = self.carry_out(&step, shed) {
+            return Ok(Some(format!("{} stays given up: {error:#}", step.in_words())));
+        }
         let what = step.in_words();
         self.budget_steps.push(BudgetStep { at_ns: now, what: what.clone(), shed, percent });
         let verb = if shed { "gives up" } else { "takes back" };
@@ -402,8 +411,28 @@ impl Session {
                     bursts.pause(shed);
                 }
             }
-            Step::Probe(id) if shed => self.links.pause(id),
-            Step::Probe(id) => self.links.resume(id)?,
+            Step::Probe(id) if shed => self.pause_probe(id),
+            Step::Probe(id) => self.resume_probe(id)?,
+        }
+        Ok(())
+    }
+
+    /// Detaches a probe with those that rest on it; their waits in progress will have no end.
+    fn pause_probe(&mut self, id: &str) {
+        for id in budget::with_dependents(id) {
+            self.links.pause(id);
+            if let Some(functions) = functions_of(id) {
+                lock(&self.reader).drop_open(functions);
+            }
+        }
+    }
+
+    /// Attaches a probe again, and those that rest on it unless they were given up for themselves.
+    fn resume_probe(&mut self, id: &str) -> Result<()> {
+        for id in budget::with_dependents(id) {
+            if !self.governor.shed().contains(&Step::Probe(id.to_owned())) {
+                self.links.resume(id)?;
+            }
         }
         Ok(())
     }
@@ -502,15 +531,28 @@ fn identity_coverage(anatomy: &Result<Anatomy>) -> Coverage {
     }
 }
 
+/// The timed functions of a probe (profiler_common::inflight, FUNC_*); 0 is the lock tracepoints.
+fn functions_of(probe: &str) -> Option<std::ops::RangeInclusive<u8>> {
+    match probe {
+        "contention" => Some(0..=0),
+        "rwsem" => Some(FUNC_RWSEM_READ..=FUNC_RWSEM_SPIN_ON_OWNER),
+        "jbd2" => Some(FUNC_JBD2_WAIT_LOCKED..=FUNC_JBD2_SHADOW),
+        "bit-lock" => Some(FUNC_LOCK_BUFFER..=FUNC_LOCK_FOLIO_KILLABLE),
+        _ => None,
+    }
+}
+
 fn is_wanted(spec: &ProbeSpec, measure: &MeasureArgs) -> bool {
     // The rwsem probe takes its queued part from the tracepoints; then only rwsems are recorded by them.
     let asked = |id: &str| measure.probes.iter().any(|probe| probe.id() == id);
-    measure.probes.is_empty() || asked(spec.id) || (spec.id == "contention" && asked("rwsem"))
+    // So does jbd2 the state lock, the checkpoint mutex and every other lock among a start's causes.
+    let rests_on_it = asked("rwsem") || asked("jbd2");
+    measure.probes.is_empty() || asked(spec.id) || (spec.id == "contention" && rests_on_it)
 }
 
 fn kinds(measure: &MeasureArgs) -> u32 {
     let asked = |id: &str| measure.probes.iter().any(|probe| probe.id() == id);
-    let only_rwsem = asked("rwsem") && !asked("contention");
+    let only_rwsem = asked("rwsem") && !asked("contention") && !asked("jbd2");
     if only_rwsem { 1 << Kind::Rwsem as u32 | 1 << Kind::Rt as u32 } else { u32::MAX }
 }
 

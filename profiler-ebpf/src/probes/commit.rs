@@ -7,8 +7,7 @@ use profiler_common::journal::{COMMITS, Commit, Journal};
 use crate::{
     filter::{self, Current},
     kernel::{self, argument},
-    maps::JOURNAL_STATES,
-    probes::handle::journal_number,
+    probes::handle::{journal_number, state_of},
 };
 
 /// `jbd2_start_commit(journal, transaction)` (fs/jbd2/commit.c, jbd2_journal_commit_transaction, as all of these).
@@ -80,7 +79,7 @@ fn journal_at(journal: u64) -> Option<(Current, &'static mut Journal)> {
     let current = filter::current()?;
     let device: u64 = kernel::read(journal + kernel::OFF_JOURNAL_DEVICE.load() as u64)?;
     let number: u32 = kernel::read(device + kernel::OFF_BDEV_DEV.load() as u64)?;
-    let place = JOURNAL_STATES.get_ptr_mut(journal_number(number))?;
+    let place = state_of(journal_number(number))?;
     // SAFETY: a map value that the committing thread alone writes, but for what handles note in `commit`.
     Some((current, unsafe { &mut *place }))
 }

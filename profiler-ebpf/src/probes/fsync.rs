@@ -18,11 +18,14 @@ use profiler_common::{
 
 use crate::{
     account::Wait,
-    filter,
+    filter::{self, Current},
     kernel::{self, argument, read},
     maps::{FSYNCS, add_u64, count},
     probes::handle::{cell_of, journal_number, kind_of},
 };
+
+/// A place held for longer than this by another thread was left by an fsync whose end was lost.
+const STALE_NS: u64 = 60_000_000_000;
 
 /// `ext4_sync_file`, or one of its parts, is entered: the attach cookie says which.
 #[fentry(function = "any")]
@@ -37,7 +40,7 @@ pub fn fsync_entry(ctx: FEntryContext) -> i32 {
     if !current.is_selected() {
         return 0;
     }
-    match claim(current.tid) {
+    match claim(&current) {
         Some(sync) => *sync = Fsync { tid: sync.tid, begin_ns: current.now, ..Fsync::default() },
         None => count(Counter::HandleCollision),
     }
@@ -69,7 +72,10 @@ pub fn note(wait: &Wait) {
     if kind_of(wait) != Kind::Commit as u8 {
         return;
     }
-    if let Some(sync) = fsync_of(wait.tid) {
+    if let Some(sync) = fsync_of(wait.tid)
+        && sync.part_ns == 0
+    {
+        // While data is written it is a part of that.
         sync.parts[FsyncPart::CommitWait as usize] += wait.whole_ns;
     }
 }
@@ -107,15 +113,20 @@ fn fsync_of(tid: u32) -> Option<&'static mut Fsync> {
 }
 
 #[inline(always)]
-fn claim(tid: u32) -> Option<&'static mut Fsync> {
+fn claim(current: &Current) -> Option<&'static mut Fsync> {
+    let tid = current.tid;
     let sync = place_of(tid)?;
-    if sync.tid == tid as u64 {
+    let holder = sync.tid;
+    if holder == tid as u64 {
         return Some(sync);
+    }
+    if holder != 0 && current.now.saturating_sub(sync.begin_ns) < STALE_NS {
+        return None;
     }
     let word = &raw mut sync.tid;
     // SAFETY: a word of a map value; two threads of one place may try at once.
     let (_, taken) = unsafe {
-        atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, 0, tid as u64)
+        atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, holder, tid as u64)
     };
     taken.then_some(sync)
 }

@@ -16,7 +16,7 @@ use profiler_common::{
     Control, Kind, Mode, hist,
     journal::{
         CAUSES, Cause, HANDLE_HELD, HANDLE_IS_AGAIN, HANDLE_IS_BARRED, HANDLE_IS_CROWDED, HANDLE_IS_RESERVED,
-        HANDLE_IS_SYNC, HANDLE_LEFT, HANDLE_RESTARTS, HANDLE_STARTS, HANDLE_STOPS, Handle, JOURNALS,
+        HANDLE_IS_SYNC, HANDLE_LEFT, HANDLE_RESTARTS, HANDLE_STARTS, HANDLE_STOPS, Handle, JOURNALS, Journal,
         JournalCell, JournalCounter, Span, SpanSums,
     },
     loss::Counter,
@@ -211,16 +211,19 @@ fn start(journal: u64, flags: u32) {
 #[inline(always)]
 fn started(counter: JournalCounter, begun: &Begun) {
     let Some(current) = filter::current_untimed() else { return };
+    let number = journal_number(begun.device);
+    if begun.transaction != 0 {
+        // A transaction begins with anybody's first handle.
+        note_running(number, begun.transaction);
+    }
     if !current.is_selected() {
         return;
     }
-    let number = journal_number(begun.device);
     let Some(cell) = cell_of(number) else { return };
     if begun.transaction == 0 {
         tally(cell, JournalCounter::FailedRestarts, 1);
     } else {
         tally(cell, counter, 1);
-        note_running(number, begun.transaction);
     }
     if current.in_burst() {
         end_start(&current.look_at_the_clock(), cell, number, begun);
@@ -256,7 +259,7 @@ fn end_start(current: &Current, cell: *mut JournalCell, number: u32, begun: &Beg
 /// The running transaction's begin: its first handle's.
 #[inline(always)]
 fn note_running(number: u32, transaction: u32) {
-    let Some(journal) = JOURNAL_STATES.get_ptr_mut(number) else { return };
+    let Some(journal) = state_of(number) else { return };
     // SAFETY: a map value. Two first handles at once write nearly the same time.
     unsafe {
         if (*journal).running != transaction {
@@ -423,7 +426,7 @@ fn leave() {
 /// A handle that leaves a locked transaction has kept its commit waiting; the last one is to blame (metric B-10).
 #[inline(always)]
 fn note_left(open: &Handle, current: &Current, held: u64) {
-    let Some(journal) = JOURNAL_STATES.get_ptr_mut(open.journal_slot) else { return };
+    let Some(journal) = state_of(open.journal_slot) else { return };
     // SAFETY: a map value; the last of two that leave at once wins, which is what is asked.
     unsafe {
         if (*journal).locked == 0 || (*journal).commit.transaction != open.transaction {
@@ -466,6 +469,15 @@ fn stopped() {
 #[inline(always)]
 pub fn journal_number(device: u32) -> u32 {
     devices::number(&JOURNAL_DEVICES, JOURNALS as u32, device)
+}
+
+/// A journal's commits; those without a place of their own share one, and have no timeline.
+#[inline(always)]
+pub fn state_of(number: u32) -> Option<*mut Journal> {
+    if number >= JOURNALS as u32 - 1 {
+        return None;
+    }
+    JOURNAL_STATES.get_ptr_mut(number)
 }
 
 /// This CPU's sums of a journal.

@@ -31,7 +31,8 @@ impl LruCounts {
     /// Hits among the lookups that a larger LRU could have served, in per cent: metric C-2. Absent ones are left out.
     pub fn hit_percent(&self) -> Option<f64> {
         let (hit, found) = (self.hit.value()?, self.found.value()?);
-        (hit + found > 0).then(|| hit as f64 * 100.0 / (hit + found) as f64)
+        let all = hit.saturating_add(found);
+        (all > 0).then(|| hit as f64 * 100.0 / all as f64)
     }
 }
 
@@ -212,7 +213,7 @@ fn per_device(abilities: &Abilities, grown: &BTreeMap<(u32, u32), LruTotals>) ->
 }
 
 fn has_any(counts: &LruCounts) -> bool {
-    counts.hit.value().unwrap_or(0) + counts.lookups.value().unwrap_or(0) > 0
+    counts.hit.value().unwrap_or(0) > 0 || counts.lookups.value().unwrap_or(0) > 0
 }
 
 /// Samples of the window.

@@ -48,7 +48,7 @@ impl CommitSums {
             }
         }
         let locked = locked_ns(commit);
-        if commit.left_ns != 0 {
+        if is_last_to_leave(commit) {
             let blamed = self.blamed.entry((commit.operation, commit.line)).or_default();
             blamed.0 += 1;
             blamed.1 = blamed.1.saturating_add(locked);
@@ -57,6 +57,18 @@ impl CommitSums {
             self.worst = commit.clone();
         }
     }
+}
+
+/// From the last handle's leaving to the tracepoint that ends the lock the commit thread wakes up and switches the revoke table.
+const WAKE_UP_NS: u64 = 200_000;
+
+/// Whether the handle that was seen to leave last can have been the last: only those that are timed are seen, and the one that
+/// kept the commit open may be another.
+fn is_last_to_leave(commit: &CommitSeen) -> bool {
+    let after = commit.flushing_ns.saturating_sub(commit.left_ns);
+    commit.left_ns != 0
+        && commit.left_ns >= commit.locking_ns
+        && after <= WAKE_UP_NS.max(locked_ns(commit) / 10)
 }
 
 /// How long a commit waited for its last handle, in nanoseconds.
@@ -180,11 +192,9 @@ pub fn journals(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Mo
     devices.dedup();
     devices.retain(|device| names.shows_device(*device));
     let row = |device| journal(&Context { names, abilities, prev, now, device });
-    devices
-        .into_iter()
-        .map(row)
-        .filter(|row| row.starts + row.restarts + row.stops + row.commits > 0)
-        .collect()
+    let happened =
+        |row: &JournalRow| [row.starts, row.restarts, row.stops, row.commits].iter().any(|n| *n > 0);
+    devices.into_iter().map(row).filter(happened).collect()
 }
 
 struct Context<'a> {
@@ -232,7 +242,7 @@ fn journal(context: &Context<'_>) -> JournalRow {
 fn scaled(context: &Context<'_>, n: u64) -> Reading {
     let window_ns = context.now.at_ns.saturating_sub(context.prev.at_ns);
     let timed_ns = context.now.timed_ns.saturating_sub(context.prev.timed_ns);
-    if timed_ns * 100 >= window_ns * 99 {
+    if u128::from(timed_ns) * 100 >= u128::from(window_ns) * 99 {
         return Reading::Exact(n);
     }
     match (u128::from(n) * u128::from(window_ns)).checked_div(u128::from(timed_ns)) {
@@ -403,6 +413,10 @@ mod tests {
         assert_eq!((sums.phases[2], sums.phases[3]), ((3, 15, 5), (3, 135, 45)));
         assert_eq!(sums.blamed, BTreeMap::from([((4, 77), (2, 130))]));
         assert_eq!(sums.worst.locking_ns, 1200);
+        // Somebody else, who was not seen, left long after the last who was.
+        let mut early = commit(1_000_000, 9_000_000, 99);
+        early.left_ns = 1_000_100;
+        assert!(!is_last_to_leave(&early));
         // Its begin was not seen: the phases that were are counted.
         sums.add(&CommitSeen { end_ns: 9, ..CommitSeen::default() });
         assert_eq!((sums.n, sums.phases[0].0, sums.phases[3].0), (4, 3, 3));

@@ -105,7 +105,10 @@ fn spans(row: &JournalRow, table: &Table, options: &Options) -> String {
     }
     let mut out = grid.render(options.max_width);
     if let Some(part) = in_bursts(table) {
-        out += &note(&format!("handles are timed {part}"), options);
+        out += &note(
+            &format!("handles are timed {part}; no longer start or hold than a burst can be seen"),
+            options,
+        );
     }
     if row.sync_stops > 0 {
         out += &note(
@@ -118,7 +121,7 @@ fn spans(row: &JournalRow, table: &Table, options: &Options) -> String {
 
 fn causes(row: &JournalRow, options: &Options) -> String {
     let (Ok(causes), Some(all)) = (&row.causes, row.start_ns()) else { return String::new() };
-    let timed: u64 = row.spans.iter().take(3).filter_map(|span| span.n.value()).sum();
+    let timed: u64 = row.spans.iter().take(3).filter_map(|span| span.n.value()).fold(0, u64::saturating_add);
     if all == 0 || timed == 0 {
         return String::new();
     }
@@ -193,7 +196,8 @@ fn commits(row: &JournalRow, options: &Options) -> String {
 
 fn fsync_line(fsync: &FsyncRow) -> String {
     let each = |ns: u64| duration(ns / fsync.n.max(1));
-    let told = fsync.write_and_wait_ns + fsync.commit_wait_ns + fsync.flush_ns;
+    let parts = [fsync.write_and_wait_ns, fsync.commit_wait_ns, fsync.flush_ns];
+    let told = parts.into_iter().fold(0, u64::saturating_add);
     format!(
         "fsync: {}, {} each = write and wait {} + commit wait {} + flush {} + rest {}",
         count(fsync.n),
@@ -240,7 +244,9 @@ fn lru_section(lru: &LruTable, table: &Table, options: &Options) -> String {
     let mut notes = vec![
         "HIT% = hit / (hit + found): absent buffers are in no cache, no LRU would help; MOVED = found after the task changed its CPU".to_string(),
     ];
-    notes.extend(in_bursts(table).map(|part| format!("counted {part}")));
+    notes.extend(
+        in_bursts(table).map(|part| format!("counted {part}; EMPTIED and who asked for it all the time")),
+    );
     notes.extend(
         lru.counts
             .lookups

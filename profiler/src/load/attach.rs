@@ -230,12 +230,14 @@ impl Links {
         Ok(())
     }
 
-    /// What each probe's programs ran so far, in nanoseconds, as far as the kernel counts.
-    pub fn costs_by_probe(&self) -> BTreeMap<&'static str, u64> {
+    /// What each probe's programs ran so far, in nanoseconds, as far as the kernel counts; and whether it can be paused.
+    pub fn costs_by_probe(&self) -> BTreeMap<&'static str, (u64, bool)> {
         let mut costs = BTreeMap::new();
         for running in self.running.iter().filter(|running| !running.probe.is_empty()) {
             let ran = raw::program_info(running.program.as_fd()).map_or(0, |info| info.run_ns);
-            *costs.entry(running.probe).or_default() += ran;
+            let cost: &mut (u64, bool) = costs.entry(running.probe).or_default();
+            cost.0 += ran;
+            cost.1 |= running.again.is_some();
         }
         costs
     }

@@ -609,6 +609,10 @@ impl Reader {
             Some(Kind::Rwsem) if wait.func != 0 => {
                 age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "rwsem_down_")
             }
+            Some(Kind::Folio) => age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "folio_"),
+            Some(Kind::Buffer | Kind::Jbd2Shadow) => {
+                age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "wait_on_bit")
+            }
             _ if wait.func != 0 => age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "jbd2_"),
             _ => false,
         }
@@ -626,6 +630,27 @@ impl Reader {
             workload: open.workload,
             age_ns: now_ns.saturating_sub(open.begin_ns),
             queued: open.flags & FLAG_QUEUED != 0 || open.phase == PHASE_QUEUE,
+        }
+    }
+
+    /// Drops the waits in progress of functions (and tracepoints, 0) in this range, whose ends will not be seen; each is a
+    /// counted loss.
+    pub fn drop_open(&mut self, functions: std::ops::RangeInclusive<u8>) {
+        let goes = |one: &Interval| one.begin_ns != 0 && functions.contains(&one.func);
+        for (table, claims) in [(&self.slots, Some(&self.slot_tids)), (&self.spins, None)] {
+            for slot in 0..table.len() {
+                let open = table.get(slot);
+                for (index, _) in open.iter().enumerate().filter(|(_, one)| goes(one)) {
+                    // SAFETY: within the mapping; its probe is detached, so that nobody else writes this wait.
+                    unsafe { std::ptr::write_volatile(&raw mut (*table.at(slot))[index].begin_ns, 0) };
+                    self.abandoned += 1;
+                }
+                if let Some(claims) = claims.filter(|_| open.iter().any(goes))
+                    && open.iter().all(|one| one.begin_ns == 0 || goes(one))
+                {
+                    claims.set(slot, 0);
+                }
+            }
         }
     }
 

@@ -90,7 +90,8 @@ impl Tables {
         let commit = self.commit(number, place);
         self.tails[number] += 1;
         // Overwritten while it was read: half of it is another one's.
-        if self.ended(number) - self.tails[number] >= COMMITS as u64 || self.pending.len() >= MOST_PENDING {
+        if self.ended(number) - self.tails[number] >= COMMITS as u64 - 1 || self.pending.len() >= MOST_PENDING
+        {
             self.lost_commits += 1;
             return;
         }
