@@ -9,6 +9,7 @@
 pub mod bh_lru;
 pub mod cell;
 pub mod control;
+pub mod device;
 pub mod first_sight;
 pub mod hist;
 pub mod inflight;

@@ -26,5 +26,8 @@ pub const CELL_ROUND: u32 = 8;
 pub const MAX_CACHES: u32 = 1024;
 /// Bytes that one peek reads at most.
 pub const PEEK_BYTES: usize = 512;
+/// A wait, a handle or an fsync open for longer than this, in nanoseconds, may have lost its end: another thread may take its place,
+/// user space drops it when its thread is gone.
+pub const STALE_NS: u64 = 60_000_000_000;
 /// Processes that can be selected or followed at once.
 pub const MAX_TGIDS: u32 = 16_384;

@@ -1,9 +1,9 @@
 //! Gives small numbers to devices, so that what is counted of each lies in plain arrays. A number once given stays; when none
 //! is left, the last place is everybody else's. Nothing here counts.
 
-use core::intrinsics::{AtomicOrdering, atomic_cxchg};
-
 use aya_ebpf::maps::Array;
+
+use crate::maps::swap_if;
 
 /// Places that one device may lie in.
 const TRIES: u32 = 8;
@@ -25,14 +25,11 @@ pub fn number(table: &Array<u64>, places: u32, device: u32) -> u32 {
 #[inline(always)]
 fn is_at(table: &Array<u64>, place: u32, wanted: u64) -> bool {
     let Some(word) = table.get_ptr_mut(place) else { return false };
-    // SAFETY: a map value; two CPUs may try for one place at once.
-    unsafe {
-        let found = core::ptr::read_volatile(word);
-        if found != 0 {
-            return found == wanted;
-        }
-        let (before, taken) =
-            atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, 0, wanted);
-        taken || before == wanted
+    // SAFETY: a map value.
+    let found = unsafe { core::ptr::read_volatile(word) };
+    if found != 0 {
+        return found == wanted;
     }
+    let (before, taken) = swap_if(word, 0, wanted);
+    taken || before == wanted
 }

@@ -26,13 +26,17 @@ pub fn now() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
+/// The settings, unless recording is off.
+#[inline(always)]
+fn recording() -> Option<&'static Control> {
+    let control = CONTROL.get(0)?;
+    (control.enabled != 0 && crate::kernel::LOCKSCOPE_ABI_4.load() == 4).then_some(control)
+}
+
 /// The current task, unless recording is off or it is lockscope itself.
 #[inline(always)]
 pub fn current() -> Option<Current> {
-    let control = CONTROL.get(0)?;
-    if control.enabled == 0 || crate::kernel::LOCKSCOPE_ABI_4.load() != 4 {
-        return None;
-    }
+    let control = recording()?;
     let now = now();
     task(control, now)
 }
@@ -40,11 +44,7 @@ pub fn current() -> Option<Current> {
 /// The same with the time left out, for what only counts: see [`Current::look_at_the_clock`].
 #[inline(always)]
 pub fn current_untimed() -> Option<Current> {
-    let control = CONTROL.get(0)?;
-    if control.enabled == 0 || crate::kernel::LOCKSCOPE_ABI_4.load() != 4 {
-        return None;
-    }
-    task(control, 0)
+    task(recording()?, 0)
 }
 
 #[inline(always)]

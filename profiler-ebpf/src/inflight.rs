@@ -3,8 +3,6 @@
 //! Waits of tasks live in a slot by thread number, waits that cannot be preempted in a slot by CPU, up to four nested
 //! ones in each, searched by lock; timed functions are searched by function. Nothing here knows cells or histograms.
 
-use core::intrinsics::{AtomicOrdering, atomic_cxchg};
-
 use profiler_common::{
     CellKey, Interval, Kind, Mode,
     inflight::{FLAG_FAILED, FLAG_FOLDED, FLAG_QUEUED, FUNC_JBD2_WAIT_LOCKED, PHASE_QUEUE, PHASE_SPIN},
@@ -17,7 +15,7 @@ use crate::{
     account::Wait,
     filter::Current,
     kernel::{self, Owner},
-    maps::{SLOT_TIDS, SLOTS, SPINS, count, count_by, cpu},
+    maps::{SLOT_TIDS, SLOTS, SPINS, count, count_by, cpu, swap_if},
 };
 
 type Slot = *mut [Interval; DEPTH];
@@ -80,20 +78,11 @@ pub fn claim_task_home(tid: u32) -> Option<Home> {
     // SAFETY: a map value; only the thread it names ever clears it.
     let holder = unsafe { core::ptr::read_volatile(claim) };
     let fresh = holder != tid as u64;
-    if fresh && !take(claim, holder, tid as u64) {
+    if fresh && (holder != 0 || !swap_if(claim, 0, tid as u64).1) {
         count(Counter::SlotCollision);
         return None;
     }
     Some(Home { slot: SLOTS.get_ptr_mut(index)?, claim, fresh })
-}
-
-#[inline(always)]
-fn take(claim: *mut u64, holder: u64, tid: u64) -> bool {
-    // SAFETY: a map value; two threads of one slot on two CPUs may try at once.
-    holder == 0
-        && unsafe {
-            atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(claim, 0, tid).1
-        }
 }
 
 impl Home {

@@ -1,7 +1,10 @@
 //! What of the running kernel the programs must know: offsets and sizes, set by user space from BTF and frozen, so that
 //! the verifier prunes what this kernel does not have. No kernel version is known here.
 
-use aya_ebpf::{EbpfContext, Global, helpers::bpf_probe_read_kernel};
+use aya_ebpf::{
+    EbpfContext, Global,
+    helpers::{bpf_get_attach_cookie, bpf_probe_read_kernel},
+};
 use profiler_common::{Kind, OwnerKind};
 
 /// An offset that this kernel does not have.
@@ -218,4 +221,11 @@ fn owner_task(word: u64) -> Owner {
 pub fn argument<C: EbpfContext>(ctx: &C, n: usize) -> u64 {
     // SAFETY: for these program types the context is that array, and the verifier refuses an n that does not exist.
     unsafe { *(ctx.as_ptr() as *const u64).add(n) }
+}
+
+/// What a generic program is told at this place: the number of the function.
+#[inline(always)]
+pub fn cookie<C: EbpfContext>(ctx: &C) -> u8 {
+    // SAFETY: a helper that takes the context.
+    unsafe { bpf_get_attach_cookie(ctx.as_ptr()) as u8 }
 }

@@ -1,7 +1,7 @@
 //! Every map of the kernel side. Sizes here are for one small machine; user space sets them at load from the possible
 //! CPUs and the memory bound. Nothing in this file counts or decides.
 
-use core::intrinsics::{AtomicOrdering, atomic_xadd};
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
 
 use aya_ebpf::{
     btf_maps::CgroupArray,
@@ -150,6 +150,13 @@ pub fn add_u32(word: *mut u32, value: u32) {
 pub fn fetch_increment(word: *mut u64) -> u64 {
     // SAFETY: callers pass words inside map values.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(word, 1) }
+}
+
+/// Puts `to` where `from` is; says what was there, and whether it was done.
+#[inline(always)]
+pub fn swap_if(word: *mut u64, from: u64, to: u64) -> (u64, bool) {
+    // SAFETY: callers pass words inside map values; several CPUs may try for one at once.
+    unsafe { atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, from, to) }
 }
 
 /// Counts one on this CPU.

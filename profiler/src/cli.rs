@@ -134,7 +134,7 @@ impl MeasureArgs {
     /// # Errors
     /// When the device does not exist.
     pub fn selection(&self, command: &[OsString]) -> anyhow::Result<Selection> {
-        let device = self.device.as_ref().map(|text| anyhow::Ok((workload::device(text)?, text.clone())));
+        let device = self.device.as_ref().map(|text| anyhow::Ok((workload::device_of(text)?, text.clone())));
         Ok(Selection {
             device: device.transpose()?,
             pids: self.pids.clone(),

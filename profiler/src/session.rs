@@ -19,6 +19,7 @@ use profiler_common::{
         FUNC_JBD2_SHADOW, FUNC_JBD2_WAIT_LOCKED, FUNC_LOCK_BUFFER, FUNC_LOCK_FOLIO_KILLABLE, FUNC_RWSEM_READ,
         FUNC_RWSEM_SPIN_ON_OWNER,
     },
+    limits::STALE_NS,
 };
 
 use crate::{
@@ -45,8 +46,6 @@ use crate::{
 /// How long the mailboxes are left alone while letters come in, and while none do.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
-/// A wait this old whose thread is gone lost its end.
-const ABANDONED_NS: u64 = 60_000_000_000;
 
 /// One buffer lookup in so many is timed: a power of two. All the time, and in bursts.
 const LRU_SAMPLING: u32 = 1024;
@@ -351,7 +350,7 @@ impl Session {
             self.stop_draining().context("the mailboxes are no longer read")?;
         }
         let mut reader = lock(&self.reader);
-        reader.drop_abandoned(monotonic_ns(), ABANDONED_NS, |tid| !task_exists(tid));
+        reader.drop_abandoned(monotonic_ns(), STALE_NS, |tid| !task_exists(tid));
         let mut snapshot = reader.snapshot(monotonic_ns)?;
         let names = reader.take_names();
         let caches = reader.new_caches();
@@ -450,7 +449,7 @@ impl Session {
 
     /// One buffer lookup in so many is timed.
     pub fn lru_sampling(&self) -> u64 {
-        u64::from(self.control.get(0).lru_mask) + 1
+        u64::from(self.lru_mask) + 1
     }
 
     /// The in-flight table, for an independent sampler.

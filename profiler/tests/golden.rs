@@ -57,37 +57,24 @@ fn contention_coverage() -> Vec<Coverage> {
     ]
 }
 
-fn subsystem_coverage() -> Vec<Coverage> {
-    let full =
-        |probe: &str, metric: &str| coverage(probe, metric, Some("fentry/fexit"), CoverageState::Full, None);
+/// Of the subsystems: all of it, or, as on a host with tracepoints only, what needs no function for this reason.
+fn subsystem_coverage(absent: Option<&str>) -> Vec<Coverage> {
+    let hook = absent.map_or("fentry/fexit", |_| "raw_tp");
+    let line = |probe: &str, metric: &str, absent: Option<&str>| match absent {
+        None => coverage(probe, metric, Some(hook), CoverageState::Full, None),
+        reason => coverage(probe, metric, None, CoverageState::Absent, reason),
+    };
     vec![
-        full("jbd2", jbd2::COUNTS),
-        full("jbd2", jbd2::WAITS),
-        full("jbd2", jbd2::STARTS),
-        full("jbd2", jbd2::HOLDS),
-        full("jbd2", jbd2::FSYNCS),
-        full("bh-lru", bh_lru::HITS),
-        full("bh-lru", bh_lru::LOOKUPS),
-        full("bh-lru", bh_lru::COSTS),
-        full("bh-lru", bh_lru::INVALIDATIONS),
-    ]
-}
-
-/// As on a host with tracepoints only.
-fn tracepoint_coverage() -> Vec<Coverage> {
-    let reason = Some("function probes not permitted");
-    let full = |probe: &str, metric: &str| coverage(probe, metric, Some("raw_tp"), CoverageState::Full, None);
-    let absent = |probe: &str, metric: &str| coverage(probe, metric, None, CoverageState::Absent, reason);
-    vec![
-        full("jbd2", jbd2::COUNTS),
-        absent("jbd2", jbd2::WAITS),
-        absent("jbd2", jbd2::STARTS),
-        absent("jbd2", jbd2::HOLDS),
-        absent("jbd2", jbd2::FSYNCS),
-        full("bh-lru", bh_lru::HITS),
-        absent("bh-lru", bh_lru::LOOKUPS),
-        absent("bh-lru", bh_lru::COSTS),
-        absent("bh-lru", bh_lru::INVALIDATIONS),
+        line("jbd2", jbd2::COUNTS, None),
+        line("jbd2", jbd2::CREDITS, None),
+        line("jbd2", jbd2::WAITS, absent),
+        line("jbd2", jbd2::STARTS, absent),
+        line("jbd2", jbd2::HOLDS, absent),
+        line("jbd2", jbd2::FSYNCS, absent),
+        line("bh-lru", bh_lru::HITS, None),
+        line("bh-lru", bh_lru::LOOKUPS, absent),
+        line("bh-lru", bh_lru::COSTS, absent),
+        line("bh-lru", bh_lru::INVALIDATIONS, absent),
     ]
 }
 
@@ -256,7 +243,7 @@ fn budget() -> Vec<BudgetStep> {
     ]
 }
 
-const LOOP: u32 = 7 << 20;
+const LOOP: u32 = profiler_common::device::number(7, 0);
 
 fn journal(scale: u64) -> JournalTotals {
     let span = |n: u64, mean_ns: u64| SpanTotals {
@@ -413,7 +400,7 @@ fn end() -> Option<End> {
 fn full(name: &str) -> Report {
     report(
         name,
-        &meta(rwsem_full(), subsystem_coverage()),
+        &meta(rwsem_full(), subsystem_coverage(None)),
         &names(),
         &[snapshot(5, 1), snapshot(10, 2)],
         end(),
@@ -426,7 +413,13 @@ fn tracepoints_only() -> Report {
     for totals in snapshots.iter_mut().flat_map(|snapshot| snapshot.cells.values_mut()) {
         totals.outcomes = [0; OUTCOMES];
     }
-    report("tracepoints", &meta(rwsem_absent(), tracepoint_coverage()), &names(), &snapshots, None)
+    report(
+        "tracepoints",
+        &meta(rwsem_absent(), subsystem_coverage(Some("function probes not permitted"))),
+        &names(),
+        &snapshots,
+        None,
+    )
 }
 
 fn empty() -> Report {
@@ -577,5 +570,31 @@ fn type_fits(types: &Value, value: &Value) -> bool {
         Value::Null => true,
         Value::Array(names) => names.iter().any(fits),
         name => fits(name),
+    }
+}
+
+#[test]
+fn what_no_burst_fell_upon_is_not_printed_as_nothing() {
+    let mut quiet = snapshot(10, 2);
+    quiet.subsystems.timed_ns = 0;
+    for totals in quiet.subsystems.lru.values_mut() {
+        *totals = LruTotals::default();
+    }
+    let meta = meta(rwsem_full(), subsystem_coverage(None));
+    let report = report("quiet", &meta, &names(), &[quiet], end());
+    let value = json::render(&report);
+    every_null_has_its_reason(&value);
+    let journal = &value["jbd2"][0];
+    for part in ["nested", "start", "hold", "stop", "batching", "start_wait_ns", "kept_open", "credits"] {
+        assert!(journal[part].is_null(), "{part}: {}", journal[part]);
+    }
+    // Counted all the time.
+    assert_eq!((&journal["starts"], &journal["commits"]), (&100_000.into(), &2.into()));
+    for part in ["lookups", "hit", "found", "absent", "hit_percent", "costs"] {
+        assert!(value["bh_lru"][part].is_null(), "{part}: {}", value["bh_lru"][part]);
+    }
+    let text = table::render(&report, &table::Options::default());
+    for part in ["start, hold and stop n/a", "credits n/a", "buffer LRU n/a"] {
+        assert!(text.contains(&format!("{part}: no burst fell into the window")), "{part} in {text}");
     }
 }

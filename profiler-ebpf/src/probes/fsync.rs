@@ -1,11 +1,7 @@
 //! Probe `jbd2`, fsync: where `ext4_sync_file` spends its time – writing data and waiting for it, waiting for a commit, flushing
 //! the device. Sums only; the commit's wait is told by whoever timed it.
 
-use core::intrinsics::{AtomicOrdering, atomic_cxchg};
-
 use aya_ebpf::{
-    EbpfContext,
-    helpers::bpf_get_attach_cookie,
     macros::{fentry, fexit},
     programs::{FEntryContext, FExitContext},
 };
@@ -13,19 +9,17 @@ use profiler_common::{
     Kind,
     inflight::{FUNC_FSYNC, FUNC_FSYNC_WRITE},
     journal::{FSYNC_PARTS, Fsync, FsyncPart},
+    limits::STALE_NS,
     loss::Counter,
 };
 
 use crate::{
     account::Wait,
     filter::{self, Current},
-    kernel::{self, argument, read},
-    maps::{FSYNCS, add_u64, count},
+    kernel::{self, argument, cookie, read},
+    maps::{FSYNCS, add_u64, count, swap_if},
     probes::handle::{cell_of, journal_number, kind_of},
 };
-
-/// A place held for longer than this by another thread was left by an fsync whose end was lost.
-const STALE_NS: u64 = 60_000_000_000;
 
 /// `ext4_sync_file`, or one of its parts, is entered: the attach cookie says which.
 #[fentry(function = "any")]
@@ -123,16 +117,6 @@ fn claim(current: &Current) -> Option<&'static mut Fsync> {
     if holder != 0 && current.now.saturating_sub(sync.begin_ns) < STALE_NS {
         return None;
     }
-    let word = &raw mut sync.tid;
-    // SAFETY: a word of a map value; two threads of one place may try at once.
-    let (_, taken) = unsafe {
-        atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, holder, tid as u64)
-    };
+    let (_, taken) = swap_if(&raw mut sync.tid, holder, tid as u64);
     taken.then_some(sync)
-}
-
-#[inline(always)]
-fn cookie<C: EbpfContext>(ctx: &C) -> u8 {
-    // SAFETY: a helper that takes the context.
-    unsafe { bpf_get_attach_cookie(ctx.as_ptr()) as u8 }
 }

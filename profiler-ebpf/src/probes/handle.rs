@@ -5,8 +5,6 @@
 //! return: a start that fails fires nothing, and is seen at the thread's next one. Waits inside are told by whoever
 //! timed them (`note`). On hosts with tracepoints only the same programs count, and time nothing.
 
-use core::intrinsics::{AtomicOrdering, atomic_cxchg};
-
 use aya_ebpf::{
     helpers::generated::bpf_get_current_task_btf,
     macros::{fentry, fexit, raw_tracepoint},
@@ -19,6 +17,7 @@ use profiler_common::{
         HANDLE_IS_SYNC, HANDLE_LEFT, HANDLE_RESTARTS, HANDLE_STARTS, HANDLE_STOPS, Handle, JOURNALS, Journal,
         JournalCell, JournalCounter, Span, SpanSums,
     },
+    limits::STALE_NS,
     loss::Counter,
 };
 
@@ -27,14 +26,12 @@ use crate::{
     devices,
     filter::{self, Current},
     kernel::{self, ABSENT, argument, bit_of, member},
-    maps::{HANDLES, JOURNAL_CELLS, JOURNAL_DEVICES, JOURNAL_STATES, add_u32, add_u64, count, cpu},
+    maps::{HANDLES, JOURNAL_CELLS, JOURNAL_DEVICES, JOURNAL_STATES, add_u32, add_u64, count, cpu, swap_if},
 };
 
 /// Where a stopping handle keeps its batching sleep and its commit wait.
 const BATCHING: usize = 0;
 const COMMIT_WAIT: usize = 1;
-/// A place held for longer than this by another thread was left by a handle whose end was lost.
-const STALE_NS: u64 = 60_000_000_000;
 
 /// `start_this_handle(journal, handle)` is entered.
 #[fentry(function = "start_this_handle")]
@@ -56,22 +53,14 @@ pub fn handle_start_entry(ctx: FEntryContext) -> i32 {
 /// `jbd2_handle_start(dev, tid, type, line_no, requested_blocks)`: an outermost start has succeeded.
 #[raw_tracepoint(tracepoint = "jbd2_handle_start")]
 pub fn handle_started(ctx: RawTracePointContext) -> i32 {
-    let word = |n| argument(&ctx, n) as u32;
-    started(
-        JournalCounter::Starts,
-        &Begun { device: word(0), transaction: word(1), operation: word(2), line: word(3) },
-    );
+    started(JournalCounter::Starts, &Begun::of(&ctx));
     0
 }
 
 /// `jbd2_handle_restart`, with the same arguments: the transaction is 0 when it failed.
 #[raw_tracepoint(tracepoint = "jbd2_handle_restart")]
 pub fn handle_restarted(ctx: RawTracePointContext) -> i32 {
-    let word = |n| argument(&ctx, n) as u32;
-    started(
-        JournalCounter::Restarts,
-        &Begun { device: word(0), transaction: word(1), operation: word(2), line: word(3) },
-    );
+    started(JournalCounter::Restarts, &Begun::of(&ctx));
     0
 }
 
@@ -130,6 +119,14 @@ struct Begun {
     line: u32,
 }
 
+impl Begun {
+    #[inline(always)]
+    fn of(ctx: &RawTracePointContext) -> Begun {
+        let word = |n| argument(ctx, n) as u32;
+        Begun { device: word(0), transaction: word(1), operation: word(2), line: word(3) }
+    }
+}
+
 #[inline(always)]
 fn place_of(tid: u32) -> Option<*mut Handle> {
     HANDLES.get_ptr_mut(tid & kernel::HANDLE_MASK.load())
@@ -163,9 +160,7 @@ fn claim(current: &Current) -> Option<*mut Handle> {
         if holder != 0 && holder != tid && !old {
             return None;
         }
-        let word = &raw mut (*handle).tid;
-        let (_, taken) =
-            atomic_cxchg::<u64, { AtomicOrdering::AcqRel }, { AtomicOrdering::Acquire }>(word, holder, tid);
+        let (_, taken) = swap_if(&raw mut (*handle).tid, holder, tid);
         if taken {
             (*handle).phase = 0;
             (*handle).burst = current.control.burst;

@@ -6,7 +6,7 @@
 
 use aya_ebpf::{
     EbpfContext,
-    helpers::{bpf_get_attach_cookie, bpf_get_func_arg},
+    helpers::bpf_get_func_arg,
     macros::{fentry, fexit, kprobe, kretprobe, raw_tracepoint},
     programs::{FEntryContext, FExitContext, ProbeContext, RawTracePointContext, RetProbeContext},
 };
@@ -26,7 +26,7 @@ use crate::{
     account::{self, Wait, bit},
     filter::{self, Current},
     inflight::{self, Begin, Home},
-    kernel::{self, Owner},
+    kernel::{self, Owner, cookie},
     maps::{SCRATCH, count, cpu},
     probes::sleep,
     stack::Family,
@@ -109,12 +109,6 @@ pub fn drive_entry(ctx: RawTracePointContext) -> i32 {
 pub fn drive_exit(ctx: RawTracePointContext) -> i32 {
     leave(&ctx, kernel::argument(&ctx, 0) as u8, kernel::argument(&ctx, 1));
     0
-}
-
-#[inline(always)]
-fn cookie<C: EbpfContext>(ctx: &C) -> u8 {
-    // SAFETY: a helper that takes the context.
-    unsafe { bpf_get_attach_cookie(ctx.as_ptr()) as u8 }
 }
 
 #[inline(always)]

@@ -23,9 +23,13 @@ pub struct Abilities {
     pub jbd2_starts: Result<(), Reason>,
     /// Holds and stops timed.
     pub jbd2_holds: Result<(), Reason>,
+    /// Stops and credits counted.
+    pub jbd2_credits: Result<(), Reason>,
     /// fsync timed by part.
     pub fsync: Result<(), Reason>,
-    /// Hits in the buffer LRU counted.
+    /// Anything of the buffer LRU.
+    pub lru: Result<(), Reason>,
+    /// Hits in it counted.
     pub lru_hits: Result<(), Reason>,
     /// Lookups counted by outcome.
     pub lru_lookups: Result<(), Reason>,
@@ -56,12 +60,33 @@ impl Abilities {
             jbd2_waits: of("jbd2", "jbd2 waits: "),
             jbd2_starts: of("jbd2", "start latency"),
             jbd2_holds: of("jbd2", "handle hold"),
+            jbd2_credits: of("jbd2", "credits"),
             fsync: of("jbd2", "fsync"),
+            lru: of("bh-lru", "LRU hits"),
             lru_hits: of("bh-lru", "LRU hits"),
             lru_lookups: of("bh-lru", "LRU lookups, found"),
             lru_costs: of("bh-lru", "by caller"),
             lru_emptied: of("bh-lru", "invalidations"),
         }
+    }
+
+    /// The same for a window in which so much was timed: what is taken in bursts is not measured where none fell.
+    pub fn in_window(&self, timed_ns: u64) -> Abilities {
+        let mut abilities = self.clone();
+        if timed_ns == 0 {
+            let in_bursts = [
+                &mut abilities.jbd2_starts,
+                &mut abilities.jbd2_holds,
+                &mut abilities.jbd2_credits,
+                &mut abilities.lru_hits,
+                &mut abilities.lru_lookups,
+                &mut abilities.lru_costs,
+            ];
+            for can in in_bursts {
+                *can = can.clone().and(Err(Reason::from("no burst fell into the window")));
+            }
+        }
+        abilities
     }
 
     /// Whether the spinning part of this kind's waits is known.

@@ -115,14 +115,13 @@ pub fn bh_lru(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Mome
         .collect();
     let all = sum(grown.values());
     let samples = Samples::gather(names, prev, now);
-    let known = |what: &Result<(), Reason>| what.clone();
     LruTable {
         counts: counts(abilities, &all),
         per_cpu: per_cpu(names, abilities, prev, now, &grown),
         per_device: per_device(abilities, &grown),
-        per_caller: known(&abilities.lru_costs).map(|()| samples.callers(&all)),
-        costs: known(&abilities.lru_costs).map(|()| samples.costs(prev, now)),
-        asked: known(&abilities.lru_emptied).map(|()| samples.asked.into_iter().collect()),
+        per_caller: abilities.lru_costs.clone().map(|()| samples.callers(&all)),
+        costs: abilities.lru_costs.clone().map(|()| samples.costs(prev, now)),
+        asked: abilities.lru_emptied.clone().map(|()| samples.asked.into_iter().collect()),
         pinned: match now.lru_pinned {
             Some(buffers) => Reading::Exact(buffers),
             None => Reading::Missing(Reason::from("the kernel's data symbols are not to be had")),
@@ -133,38 +132,36 @@ pub fn bh_lru(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Mome
 }
 
 fn since(now: &LruTotals, before: Option<&LruTotals>) -> LruTotals {
-    let Some(before) = before else { return *now };
-    LruTotals {
-        lookups: now.lookups.saturating_sub(before.lookups),
-        absent: now.absent.saturating_sub(before.absent),
-        present: now.present.saturating_sub(before.present),
-        hits: now.hits.saturating_sub(before.hits),
-        migrated: now.migrated.saturating_sub(before.migrated),
-        samples_lost: now.samples_lost.saturating_sub(before.samples_lost),
-    }
+    before.map_or(*now, |before| each(now, before, u64::saturating_sub))
 }
 
 fn sum<'a>(all: impl IntoIterator<Item = &'a LruTotals>) -> LruTotals {
-    all.into_iter().fold(LruTotals::default(), |sum, one| LruTotals {
-        lookups: sum.lookups.saturating_add(one.lookups),
-        absent: sum.absent.saturating_add(one.absent),
-        present: sum.present.saturating_add(one.present),
-        hits: sum.hits.saturating_add(one.hits),
-        migrated: sum.migrated.saturating_add(one.migrated),
-        samples_lost: sum.samples_lost.saturating_add(one.samples_lost),
-    })
+    all.into_iter().fold(LruTotals::default(), |sum, one| each(&sum, one, u64::saturating_add))
+}
+
+/// The same done to each count.
+fn each(a: &LruTotals, b: &LruTotals, of: fn(u64, u64) -> u64) -> LruTotals {
+    LruTotals {
+        lookups: of(a.lookups, b.lookups),
+        absent: of(a.absent, b.absent),
+        present: of(a.present, b.present),
+        hits: of(a.hits, b.hits),
+        migrated: of(a.migrated, b.migrated),
+        samples_lost: of(a.samples_lost, b.samples_lost),
+    }
 }
 
 /// A task that is moved to another CPU between its hit and its return counts as a hit here and as present there: one CPU's
 /// hits may be more than what was present, the sum's never are.
 fn counts(abilities: &Abilities, totals: &LruTotals) -> LruCounts {
-    let of = |value: u64| match &abilities.lru_lookups {
+    let known = |can: &Result<(), Reason>, value: u64| match can {
         Ok(()) => Reading::Exact(value),
         Err(reason) => Reading::Missing(reason.clone()),
     };
+    let of = |value| known(&abilities.lru_lookups, value);
     LruCounts {
         lookups: of(totals.lookups),
-        hit: Reading::Exact(totals.hits),
+        hit: known(&abilities.lru_hits, totals.hits),
         found: of(totals.present.saturating_sub(totals.hits)),
         absent: of(totals.absent),
         migrated: of(totals.migrated),

@@ -26,6 +26,8 @@ pub fn delta(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Momen
     let written_off = pay_debts(&debts, &mut below, &mut other);
     let (losses, tallies) = counters(prev, now);
     let window_ns = now.at_ns.saturating_sub(prev.at_ns);
+    let timed_ns = now.timed_ns.saturating_sub(prev.timed_ns).min(window_ns);
+    let abilities = &abilities.in_window(timed_ns);
     Table {
         by,
         window_ns,
@@ -44,9 +46,9 @@ pub fn delta(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Momen
         written_off_ns: clamp(written_off.load_ns),
         written_off: clamp(written_off.contentions),
         own_cost: own_cost(prev, now, window_ns),
-        timed_ns: now.timed_ns.saturating_sub(prev.timed_ns).min(window_ns),
+        timed_ns,
         journals: abilities.jbd2_counts.clone().map(|()| journals(names, abilities, prev, now)),
-        bh_lru: abilities.lru_hits.clone().map(|()| bh_lru(names, abilities, prev, now)),
+        bh_lru: abilities.lru.clone().map(|()| bh_lru(names, abilities, prev, now)),
     }
 }
 

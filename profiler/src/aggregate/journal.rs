@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use profiler_common::{
-    Kind,
+    Kind, device,
     journal::{CAUSE_NAMES, CAUSES, FsyncPart, JournalCounter, SPANS, Span},
 };
 
@@ -119,6 +119,19 @@ pub struct Blamed {
     pub locked_ns: u64,
 }
 
+/// Outermost handles that stopped, and their blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credits {
+    /// How many stopped.
+    pub stops: u64,
+    /// Synchronous ones.
+    pub sync_stops: u64,
+    /// Blocks asked for.
+    pub requested: u64,
+    /// Blocks used.
+    pub used: u64,
+}
+
 /// fsync by part, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FsyncRow {
@@ -151,14 +164,8 @@ pub struct JournalRow {
     pub untimed: u64,
     /// Nested starts.
     pub nested: Reading,
-    /// Outermost handles stopped, and of them the synchronous ones.
-    pub stops: u64,
-    /// Synchronous ones.
-    pub sync_stops: u64,
-    /// Blocks asked for by those that stopped.
-    pub requested: u64,
-    /// Blocks used.
-    pub used: u64,
+    /// Handles that stopped while handles were timed.
+    pub credits: Result<Credits, Reason>,
     /// By [`Span`].
     pub spans: Vec<SpanRow>,
     /// What starts and restarts waited for: name, how many, nanoseconds.
@@ -192,8 +199,10 @@ pub fn journals(names: &NameBook, abilities: &Abilities, prev: &Moment, now: &Mo
     devices.dedup();
     devices.retain(|device| names.shows_device(*device));
     let row = |device| journal(&Context { names, abilities, prev, now, device });
-    let happened =
-        |row: &JournalRow| [row.starts, row.restarts, row.stops, row.commits].iter().any(|n| *n > 0);
+    let happened = |row: &JournalRow| {
+        [row.starts, row.restarts, row.commits].iter().any(|n| *n > 0)
+            || row.credits.as_ref().is_ok_and(|credits| credits.stops > 0)
+    };
     devices.into_iter().map(row).filter(happened).collect()
 }
 
@@ -223,10 +232,12 @@ fn journal(context: &Context<'_>) -> JournalRow {
         failed_restarts: grown(JournalCounter::FailedRestarts),
         untimed: grown(JournalCounter::Untimed),
         nested: nested.map_or_else(Reading::Missing, |n| scaled(context, n)),
-        stops: grown(JournalCounter::Stops),
-        sync_stops: grown(JournalCounter::SyncStops),
-        requested: grown(JournalCounter::Requested),
-        used: grown(JournalCounter::Used),
+        credits: abilities.jbd2_credits.clone().map(|()| Credits {
+            stops: grown(JournalCounter::Stops),
+            sync_stops: grown(JournalCounter::SyncStops),
+            requested: grown(JournalCounter::Requested),
+            used: grown(JournalCounter::Used),
+        }),
         spans: SPANS.iter().map(|(span, name)| span_row(context, *span, name, now, before)).collect(),
         causes: abilities.jbd2_starts.clone().map(|()| causes(now, before)),
         commit_wait: abilities.jbd2_waits.clone().map(|()| commit_wait(context)),
@@ -245,18 +256,18 @@ fn scaled(context: &Context<'_>, n: u64) -> Reading {
     if u128::from(timed_ns) * 100 >= u128::from(window_ns) * 99 {
         return Reading::Exact(n);
     }
-    match (u128::from(n) * u128::from(window_ns)).checked_div(u128::from(timed_ns)) {
-        Some(all) => Reading::Estimate(u64::try_from(all).unwrap_or(u64::MAX)),
-        None => Reading::Missing(Reason::from("no burst fell into the window")),
-    }
+    // Where nothing was timed this is not asked.
+    let all = u128::from(n) * u128::from(window_ns) / u128::from(timed_ns.max(1));
+    Reading::Estimate(u64::try_from(all).unwrap_or(u64::MAX))
 }
 
-/// `major:minor`.
+/// `major:minor`, or `others`.
 pub fn device_name(device: u32) -> String {
     if device == OTHER_DEVICES {
         return "others".to_string();
     }
-    format!("{}:{}", device >> 20, device & 0xf_ffff)
+    let (major, minor) = device::parts(device);
+    format!("{major}:{minor}")
 }
 
 fn span_row(
@@ -425,7 +436,9 @@ mod tests {
     #[test]
     fn operations_have_ext4s_names() {
         assert_eq!((operation(4).as_str(), operation(99).as_str()), ("dir", "type 99"));
-        assert_eq!(device_name(7 << 20 | 3), "7:3");
+        assert_eq!(device_name(device::number(7, 3)), "7:3");
+        assert_eq!(device::parse("7:3"), Some(device::number(7, 3)));
+        assert_eq!((device::parse("/mnt"), device::parse("7:x")), (None, None));
         assert_eq!(device_name(OTHER_DEVICES), "others");
     }
 }

@@ -21,7 +21,7 @@ pub use bh_lru::{LruCaller, LruCost, LruCounts, LruRow, LruTable};
 pub use delta::delta;
 pub use group::{GroupBy, RowKey};
 pub use hist::Hist;
-pub use journal::{Blamed, FsyncRow, JournalRow, PhaseRow, SpanRow};
+pub use journal::{Blamed, Credits, FsyncRow, JournalRow, PhaseRow, SpanRow, device_name};
 pub use report::{Report, whole};
 pub use row::{
     Bucket, InProgress, Open, OutcomeCounts, OwnCost, Owner, OwnerShare, ProcessShare, ProgramShare, Reading,

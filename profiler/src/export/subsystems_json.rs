@@ -46,6 +46,7 @@ fn journal_gaps(row: &JournalRow, note: &mut impl FnMut(&str, Option<&str>)) {
     for metric in ["jbd2.start_wait_ns", "jbd2.start_wait_n"] {
         note(metric, row.causes.as_ref().err().map(AsRef::as_ref));
     }
+    note("jbd2.credits", row.credits.as_ref().err().map(AsRef::as_ref));
     note("jbd2.commit_wait", row.commit_wait.as_ref().err().map(AsRef::as_ref));
     note("jbd2.kept_open", row.blamed.as_ref().err().map(AsRef::as_ref));
     note("jbd2.fsync", row.fsync.as_ref().err().map(AsRef::as_ref));
@@ -61,6 +62,7 @@ fn lru_gaps(lru: &LruTable, note: &mut impl FnMut(&str, Option<&str>)) {
     for metric in ["lookups", "found", "absent", "migrated", "hit_percent"] {
         note(&format!("bh_lru.{metric}"), lru.counts.lookups.reason());
     }
+    note("bh_lru.hit", lru.counts.hit.reason());
     note("bh_lru.per_caller", lru.per_caller.as_ref().err().map(AsRef::as_ref));
     note("bh_lru.costs", lru.costs.as_ref().err().map(AsRef::as_ref));
     note("bh_lru.asked", lru.asked.as_ref().err().map(AsRef::as_ref));
@@ -79,12 +81,12 @@ fn journal(row: &JournalRow) -> Value {
         "start_wait_ns": by_cause(row, |(_, _, ns)| *ns),
         "start_wait_n": by_cause(row, |(_, n, _)| *n),
         "commit_wait": row.commit_wait.as_ref().ok().map(|(n, ns)| json!({ "n": n, "total_ns": ns })),
-        "credits": {
-            "stops": row.stops,
-            "sync_stops": row.sync_stops,
-            "requested": row.requested,
-            "used": row.used,
-        },
+        "credits": row.credits.as_ref().ok().map(|credits| json!({
+            "stops": credits.stops,
+            "sync_stops": credits.sync_stops,
+            "requested": credits.requested,
+            "used": credits.used,
+        })),
         "commits": row.commits,
         "phases": phases(row),
         "kept_open": row.blamed.as_ref().ok().map(|blamed| blamed.iter().map(|one| json!({

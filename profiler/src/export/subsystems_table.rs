@@ -16,10 +16,13 @@ const MOST: usize = 12;
 pub fn sections(table: &Table, options: &Options) -> Vec<String> {
     let journals = table.journals.as_ref().map_or(&[][..], Vec::as_slice);
     let mut out: Vec<String> = journals.iter().map(|row| journal(row, table, options)).collect();
-    if let Ok(lru) = &table.bh_lru
-        && !lru.per_device.is_empty()
-    {
-        out.push(lru_section(lru, table, options));
+    if let Ok(lru) = &table.bh_lru {
+        out.extend(lru.counts.hit.reason().map(|reason| {
+            wrap(&format!("buffer LRU {NOT_AVAILABLE}: {}", printable_str(reason)), 4, options.max_width)
+        }));
+        if !lru.per_device.is_empty() {
+            out.push(lru_section(lru, table, options));
+        }
     }
     out
 }
@@ -75,8 +78,7 @@ fn number(reading: &Reading) -> String {
 fn spans(row: &JournalRow, table: &Table, options: &Options) -> String {
     let seen: Vec<&SpanRow> = row.spans.iter().filter(|span| span.n.value().is_some_and(|n| n > 0)).collect();
     if seen.is_empty() {
-        let nothing = (table.timed_ns == 0).then_some("no burst fell into the window");
-        let reason = row.spans.iter().find_map(|span| span.n.reason()).or(nothing);
+        let reason = row.spans.iter().find_map(|span| span.n.reason());
         return reason.map_or(String::new(), |reason| {
             note(&format!("start, hold and stop {NOT_AVAILABLE}: {}", printable_str(reason)), options)
         });
@@ -110,7 +112,13 @@ fn spans(row: &JournalRow, table: &Table, options: &Options) -> String {
             options,
         );
     }
-    if row.sync_stops > 0 {
+    if row.untimed > 0 {
+        out += &note(
+            &format!("{} starts were not timed: their begin was not seen", count(row.untimed)),
+            options,
+        );
+    }
+    if row.credits.as_ref().is_ok_and(|credits| credits.sync_stops > 0) {
         out += &note(
             "batching = the deliberate sleep of synchronous handles, for others to join their commit: no contention",
             options,
@@ -211,9 +219,14 @@ fn fsync_line(fsync: &FsyncRow) -> String {
 
 fn credits(row: &JournalRow, options: &Options) -> String {
     let mut parts = Vec::new();
-    if row.stops > 0 {
-        let mean = |blocks: u64| format!("{:.1}", blocks as f64 / row.stops as f64);
-        parts.push(format!("credits a handle: {} asked for, {} used", mean(row.requested), mean(row.used)));
+    match &row.credits {
+        Ok(credits) if credits.stops > 0 => {
+            let mean = |blocks: u64| format!("{:.1}", blocks as f64 / credits.stops as f64);
+            let (asked, used) = (mean(credits.requested), mean(credits.used));
+            parts.push(format!("credits a handle: {asked} asked for, {used} used"));
+        }
+        Ok(_) => {}
+        Err(reason) => parts.push(format!("credits {NOT_AVAILABLE}: {}", printable_str(reason))),
     }
     if let Some(fill) = row.fill {
         let share = |part: u64, all: u64| percent(part as f64 * 100.0 / all.max(1) as f64);
@@ -253,6 +266,12 @@ fn lru_section(lru: &LruTable, table: &Table, options: &Options) -> String {
             .reason()
             .map(|reason| format!("all but HIT {NOT_AVAILABLE}: {}", printable_str(reason))),
     );
+    if lru.samples_lost > 0 {
+        notes.push(format!(
+            "{} timed lookups could not be used: their task was moved",
+            count(lru.samples_lost)
+        ));
+    }
     notes.extend(asked(&lru.asked));
     notes.extend(lru.pinned.value().map(|n| format!("{} buffers pinned by the LRUs at the end", count(n))));
     notes.iter().for_each(|text| out += &note(text, options));

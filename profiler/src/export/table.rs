@@ -7,7 +7,7 @@ use profiler_common::cell::Outcome;
 use super::grid::{Grid, Head, wrap};
 use super::subsystems_table;
 use crate::aggregate::{
-    Coverage, CoverageState, OutcomeCounts, Owner, OwnerShare, Reading, Report, Row, Sums, Table,
+    Coverage, CoverageState, OutcomeCounts, Owner, OwnerShare, Reading, Report, Row, Sums, Table, device_name,
 };
 use crate::fields::{self, NONE, NOT_AVAILABLE, count, duration, load, percent, rate, time};
 use crate::terminal::{printable, printable_str, truncate};
@@ -481,9 +481,8 @@ fn totals(report: &Report, options: &Options) -> String {
     if let Some(device) = report.meta.device {
         let left = &table.other_devices;
         out += &format!(
-            "  left out, at locks of other devices than {}:{} or of none: {} waits, {}\n",
-            device >> 20,
-            device & 0xf_ffff,
+            "  left out, at locks of other devices than {} or of none: {} waits, {}\n",
+            device_name(device),
             count(left.contentions),
             duration(left.wait_ns)
         );

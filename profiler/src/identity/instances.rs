@@ -2,24 +2,21 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use profiler_common::device;
+
 /// Fds of a process looked at for an inode's path; more would cost too much for a name.
 const MOST_FDS: usize = 256;
 
-/// Major and minor number of a `dev_t` as the kernel keeps it (include/linux/kdev_t.h).
-pub fn device(dev: u32) -> (u32, u32) {
-    (dev >> 20, dev & 0xf_ffff)
-}
-
 /// An inode in words: `ino 1234 (/data/db) of 8:1`, the path only when the waiting process has it open.
 pub fn inode(number: u64, dev: u32, tgid: u32) -> String {
-    let (major, minor) = device(dev);
+    let (major, minor) = device::parts(dev);
     let path = path_of(number, (major, minor), tgid).map_or(String::new(), |path| format!(" ({path})"));
     format!("ino {number}{path} of {major}:{minor}")
 }
 
 /// A buffer in words: `block 1234 of 8:1`.
 pub fn block(number: u64, dev: u32) -> String {
-    let (major, minor) = device(dev);
+    let (major, minor) = device::parts(dev);
     format!("block {number} of {major}:{minor}")
 }
 
@@ -53,11 +50,11 @@ mod tests {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         let meta = file.metadata().unwrap();
         let (major, minor) = (libc::major(meta.dev()), libc::minor(meta.dev()));
-        let text = inode(meta.ino(), major << 20 | minor, std::process::id());
+        let text = inode(meta.ino(), device::number(major, minor), std::process::id());
         let path = std::fs::read_link("/proc/self/exe").unwrap();
         assert_eq!(text, format!("ino {} ({}) of {major}:{minor}", meta.ino(), path.display()));
         assert_eq!(
-            inode(meta.ino(), major << 20 | minor, 0),
+            inode(meta.ino(), device::number(major, minor), 0),
             format!("ino {} of {major}:{minor}", meta.ino())
         );
     }

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use profiler_common::{
-    CellKey, Interval, Kind,
+    CellKey, Interval, Kind, device,
     key::{BUFFER_CLASS, CACHE_INODE, CACHE_KMALLOC, CACHE_MM, CacheInfo, FOLIO_CLASS, NO_CLASS, OwnerKind},
 };
 
@@ -102,6 +102,7 @@ impl Identity {
             return false;
         };
         anatomy.registry = Registry::walk(&*anatomy.memory, &anatomy.types);
+        self.note_mounts();
         let unnamed = std::mem::take(&mut self.unnamed);
         for (id, address) in unnamed {
             let name = self.lock_name(id, &LockKey::address(address), address, 0);
@@ -338,11 +339,10 @@ impl Namer for Identity {
     fn refresh(&mut self) {
         self.symbols = Kallsyms::read().ok().filter(Kallsyms::usable);
         self.per_cpu_bases = self.read_per_cpu_bases();
+        self.note_mounts();
     }
 
     fn take(&mut self) -> Names {
-        self.walk_again();
-        self.note_mounts();
         std::mem::take(&mut self.new)
     }
 }
@@ -435,7 +435,7 @@ impl Anatomy {
             return Some(key.device);
         }
         let (object, _) = self.registry.find(address).filter(|_| key.offset == NO_CLASS)?;
-        registry::device_number(object.instance.split(',').next()?)
+        device::parse(object.instance.split(',').next()?)
     }
 
     fn page_class(&self, offset: u32) -> Option<String> {

@@ -8,6 +8,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use profiler_common::device;
+
 use super::slabs::own_file;
 use crate::kernel::{
     memory::{Memory, is_kernel_address},
@@ -58,13 +60,13 @@ impl Registry {
     /// Each journal's device and address.
     pub fn journals(&self) -> impl Iterator<Item = (u32, u64)> {
         let journals = self.objects.iter().filter(|object| object.structure == "journal_s");
-        journals.filter_map(|object| Some((device_number(&object.instance)?, object.start)))
+        journals.filter_map(|object| Some((device::parse(&object.instance)?, object.start)))
     }
 
     /// Where each file system's device is mounted, by `dev_t`.
     pub fn mount_points(&self) -> impl Iterator<Item = (u32, String)> {
         let mounts = parse_mounts(&self.mounts).into_iter();
-        mounts.filter_map(|mount| Some((device_number(&mount.device)?, mount.point)))
+        mounts.filter_map(|mount| Some((device::parse(&mount.device)?, mount.point)))
     }
 
     /// The object that an address lies in, and where.
@@ -74,12 +76,6 @@ impl Registry {
         let offset = address - object.start;
         (offset < object.size).then_some((object, u32::try_from(offset).ok()?))
     }
-}
-
-/// `major:minor` as the kernel's `dev_t`.
-pub fn device_number(text: &str) -> Option<u32> {
-    let (major, minor) = text.split_once(':')?;
-    Some(major.parse::<u32>().ok()? << 20 | minor.parse::<u32>().ok()?)
 }
 
 /// A mount of a block device's file system.

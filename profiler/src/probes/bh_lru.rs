@@ -59,7 +59,7 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
     let absent = if attached.wanted { CoverageState::Absent } else { CoverageState::Off };
     let Some(hook) = attached.hook else {
         return [HITS, LOOKUPS, COSTS, INVALIDATIONS]
-            .map(|metric| line(metric, None, absent, Some(attached.reason())))
+            .map(|metric| SPEC.line(metric, None, absent, Some(attached.reason())))
             .to_vec();
     };
     let (state, reason) = if attached.in_bursts {
@@ -67,24 +67,20 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
     } else {
         (CoverageState::Full, None)
     };
-    let hits = line(HITS, Some(hook.to_owned()), state, reason.clone());
+    let hits = SPEC.line(HITS, Some(hook.to_owned()), state, reason.clone());
     if hook != "fentry/fexit" {
         let rest = [LOOKUPS, COSTS, INVALIDATIONS];
-        let rest = rest.map(|metric| line(metric, None, absent, Some(attached.failures.join("; "))));
+        let rest = rest.map(|metric| SPEC.line(metric, None, absent, Some(attached.failures.join("; "))));
         return [vec![hits], rest.to_vec()].concat();
     }
     let invalidations = match attached.lacks(&[EMPTIED[0], EMPTIED[1], ASKED[0], ASKED[1]]) {
-        Some(why) => line(INVALIDATIONS, None, CoverageState::Partial, Some(why)),
-        None => line(INVALIDATIONS, Some(hook.to_owned()), CoverageState::Full, None),
+        Some(why) => SPEC.line(INVALIDATIONS, None, CoverageState::Partial, Some(why)),
+        None => SPEC.line(INVALIDATIONS, Some(hook.to_owned()), CoverageState::Full, None),
     };
     vec![
         hits,
-        line(LOOKUPS, Some(hook.to_owned()), state, reason),
-        line(COSTS, Some(hook.to_owned()), CoverageState::Partial, Some(SAMPLED.to_owned())),
+        SPEC.line(LOOKUPS, Some(hook.to_owned()), state, reason),
+        SPEC.line(COSTS, Some(hook.to_owned()), CoverageState::Partial, Some(SAMPLED.to_owned())),
         invalidations,
     ]
-}
-
-fn line(metric: &str, hook: Option<String>, state: CoverageState, reason: Option<String>) -> Coverage {
-    Coverage { probe: SPEC.id.to_owned(), metric: metric.to_owned(), hook, state, reason }
 }

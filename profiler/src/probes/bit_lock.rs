@@ -34,12 +34,11 @@ pub const SPEC: ProbeSpec = ProbeSpec {
 const ASYNC: &str = "io_uring's asynchronous waits for a folio are not seen (__folio_lock_async)";
 
 fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
-    let metric = "buffer and folio lock waits".to_owned();
-    let probe = SPEC.id.to_owned();
     let (state, reason) = match attached.hook {
         Some(_) => (CoverageState::Partial, ASYNC.to_owned()),
         None if attached.wanted => (CoverageState::Absent, attached.reason()),
         None => (CoverageState::Off, attached.reason()),
     };
-    vec![Coverage { probe, metric, hook: attached.hook.map(str::to_owned), state, reason: Some(reason) }]
+    let hook = attached.hook.map(str::to_owned);
+    vec![SPEC.line("buffer and folio lock waits", hook, state, Some(reason))]
 }

@@ -32,19 +32,19 @@ pub const SPEC: ProbeSpec = ProbeSpec {
 fn coverage(attached: &Attached, features: &Features) -> Vec<Coverage> {
     let Some(hook) = attached.hook else {
         let state = if attached.wanted { CoverageState::Absent } else { CoverageState::Off };
-        return vec![line("every lock's waits", None, state, Some(attached.reason()))];
+        return vec![SPEC.line("every lock's waits", None, state, Some(attached.reason()))];
     };
     let hook = Some(hook.to_owned());
     if attached.kinds != u32::MAX {
         return only_rwsems(hook);
     }
-    let full = |metric: &str| line(metric, hook.clone(), CoverageState::Full, None);
+    let full = |metric: &str| SPEC.line(metric, hook.clone(), CoverageState::Full, None);
     vec![
         spin(hook.clone(), features),
         full("mutex, semaphore, percpu-rwsem waits"),
-        line("rwlock waits", hook.clone(), CoverageState::Partial, Some(RWLOCK.to_owned())),
+        SPEC.line("rwlock waits", hook.clone(), CoverageState::Partial, Some(RWLOCK.to_owned())),
         rt(hook.clone(), features),
-        line(
+        SPEC.line(
             "bit locks, lock_buffer, folio lock, wait queues",
             None,
             CoverageState::Absent,
@@ -57,8 +57,8 @@ fn coverage(attached: &Attached, features: &Features) -> Vec<Coverage> {
 fn only_rwsems(hook: Option<String>) -> Vec<Coverage> {
     let reason = "only rwsems were asked for: no other lock is recorded";
     vec![
-        line("queued part of rwsem waits", hook, CoverageState::Full, None),
-        line("every other lock's waits", None, CoverageState::Off, Some(reason.to_owned())),
+        SPEC.line("queued part of rwsem waits", hook, CoverageState::Full, None),
+        SPEC.line("every other lock's waits", None, CoverageState::Off, Some(reason.to_owned())),
     ]
 }
 
@@ -71,27 +71,23 @@ const QUEUED: &str =
 fn spin(hook: Option<String>, features: &Features) -> Coverage {
     let metric = "spinlock waits";
     match &features.spin_visibility {
-        SpinVisibility::Queued => line(metric, hook, CoverageState::Partial, Some(QUEUED.to_owned())),
-        SpinVisibility::Paravirt => line(metric, hook, CoverageState::Full, None),
+        SpinVisibility::Queued => SPEC.line(metric, hook, CoverageState::Partial, Some(QUEUED.to_owned())),
+        SpinVisibility::Paravirt => SPEC.line(metric, hook, CoverageState::Full, None),
         SpinVisibility::Invisible(reason) => {
             let reason = format!("spinlock waits are invisible here: {reason}");
-            line(metric, None, CoverageState::Absent, Some(reason))
+            SPEC.line(metric, None, CoverageState::Absent, Some(reason))
         }
         SpinVisibility::Unknown(reason) => {
             let reason = format!("which spinlock waits are traced here is not known: {reason}");
-            line(metric, hook, CoverageState::Partial, Some(reason))
+            SPEC.line(metric, hook, CoverageState::Partial, Some(reason))
         }
     }
 }
 
 fn rt(hook: Option<String>, features: &Features) -> Coverage {
     if features.preempt_rt {
-        return line("rt locks (rtmutex, rwbase)", hook, CoverageState::Full, None);
+        return SPEC.line("rt locks (rtmutex, rwbase)", hook, CoverageState::Full, None);
     }
     // Without PREEMPT_RT only rtmutexes proper (futex PI, i2c) take this path.
-    line("rtmutex waits (futex PI, i2c)", hook, CoverageState::Full, None)
-}
-
-fn line(metric: &str, hook: Option<String>, state: CoverageState, reason: Option<String>) -> Coverage {
-    Coverage { probe: SPEC.id.to_owned(), metric: metric.to_owned(), hook, state, reason }
+    SPEC.line("rtmutex waits (futex PI, i2c)", hook, CoverageState::Full, None)
 }

@@ -100,14 +100,14 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
     let absent = if attached.wanted { CoverageState::Absent } else { CoverageState::Off };
     let Some(hook) = attached.hook else {
         return [COUNTS, WAITS, STARTS, HOLDS, CREDITS, SHADOWS, FSYNCS]
-            .map(|metric| line(metric, None, absent, Some(attached.reason())))
+            .map(|metric| SPEC.line(metric, None, absent, Some(attached.reason())))
             .to_vec();
     };
-    let counts = line(COUNTS, Some(hook.to_owned()), CoverageState::Full, None);
+    let counts = SPEC.line(COUNTS, Some(hook.to_owned()), CoverageState::Full, None);
     if hook == TRACEPOINTS {
-        let credits = line(CREDITS, Some(hook.to_owned()), CoverageState::Full, None);
+        let credits = SPEC.line(CREDITS, Some(hook.to_owned()), CoverageState::Full, None);
         let rest = [WAITS, STARTS, HOLDS, SHADOWS, FSYNCS];
-        let rest = rest.map(|metric| line(metric, None, absent, Some(attached.failures.join("; "))));
+        let rest = rest.map(|metric| SPEC.line(metric, None, absent, Some(attached.failures.join("; "))));
         return [vec![counts, credits], rest.to_vec()].concat();
     }
     let bursts = |reason: Option<&str>| match (attached.in_bursts, reason) {
@@ -116,10 +116,10 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
         (false, reason) => reason.map(str::to_owned),
     };
     let part = |metric: &str, needs: &[&str], reason: Option<String>| match attached.lacks(needs) {
-        Some(why) => line(metric, None, CoverageState::Absent, Some(why)),
+        Some(why) => SPEC.line(metric, None, CoverageState::Absent, Some(why)),
         None => {
             let state = if reason.is_some() { CoverageState::Partial } else { CoverageState::Full };
-            line(metric, Some(hook.to_owned()), state, reason)
+            SPEC.line(metric, Some(hook.to_owned()), state, reason)
         }
     };
     vec![
@@ -131,8 +131,4 @@ fn coverage(attached: &Attached, _features: &Features) -> Vec<Coverage> {
         part(SHADOWS, &[SHADOW], None),
         part(FSYNCS, &[FSYNC, WRITE, FLUSH], None),
     ]
-}
-
-fn line(metric: &str, hook: Option<String>, state: CoverageState, reason: Option<String>) -> Coverage {
-    Coverage { probe: SPEC.id.to_owned(), metric: metric.to_owned(), hook, state, reason }
 }

@@ -55,8 +55,8 @@ fn coverage(attached: &Attached, features: &Features) -> Vec<Coverage> {
     };
     let hook = Some(hook.to_owned());
     vec![
-        line(WAIT, hook.clone(), state, reason.clone()),
-        line(OUTCOMES, hook.clone(), state, reason),
+        SPEC.line(WAIT, hook.clone(), state, reason.clone()),
+        SPEC.line(OUTCOMES, hook.clone(), state, reason),
         handed_off(attached, hook.clone()),
         handoff_class(hook, features),
     ]
@@ -71,17 +71,17 @@ const CLASS: &str = "rwsem waits of the handoff class";
 fn handed_off(attached: &Attached, hook: Option<String>) -> Coverage {
     let metric = "rwsem handoffs";
     match attached.missing.iter().find(|(target, _)| target == HANDOFF) {
-        Some((_, reason)) => line(metric, None, CoverageState::Absent, Some(reason.clone())),
-        None => line(metric, hook, CoverageState::Partial, Some(READERS.to_owned())),
+        Some((_, reason)) => SPEC.line(metric, None, CoverageState::Absent, Some(reason.clone())),
+        None => SPEC.line(metric, hook, CoverageState::Partial, Some(READERS.to_owned())),
     }
 }
 
 fn handoff_class(hook: Option<String>, features: &Features) -> Coverage {
     if features.handoff_timeout_ns().is_some() {
-        return line(CLASS, hook, CoverageState::Full, None);
+        return SPEC.line(CLASS, hook, CoverageState::Full, None);
     }
     let reason = "the kernel's timer frequency could not be read".to_owned();
-    line(CLASS, None, CoverageState::Absent, Some(reason))
+    SPEC.line(CLASS, None, CoverageState::Absent, Some(reason))
 }
 
 fn absent(attached: &Attached, features: &Features) -> Vec<Coverage> {
@@ -92,9 +92,5 @@ fn absent(attached: &Attached, features: &Features) -> Vec<Coverage> {
         attached.reason()
     };
     let hidden = format!("{reason}; the tracepoint still shows the queued part");
-    vec![line(WAIT, None, state, Some(hidden)), line(OUTCOMES, None, state, Some(reason))]
-}
-
-fn line(metric: &str, hook: Option<String>, state: CoverageState, reason: Option<String>) -> Coverage {
-    Coverage { probe: SPEC.id.to_owned(), metric: metric.to_owned(), hook, state, reason }
+    vec![SPEC.line(WAIT, None, state, Some(hidden)), SPEC.line(OUTCOMES, None, state, Some(reason))]
 }

@@ -1,7 +1,7 @@
 //! What a probe is: a sentence, its hooks in order of preference, what it costs, and what is lost without it.
 
 use crate::kernel::features::Features;
-use crate::snapshot::Coverage;
+use crate::snapshot::{Coverage, CoverageState};
 
 /// A probe, as data.
 #[derive(Debug)]
@@ -18,6 +18,19 @@ pub struct ProbeSpec {
     pub hooks: &'static [Hook],
     /// What it lets us see on this host, given what came of attaching it.
     pub coverage: fn(&Attached, &Features) -> Vec<Coverage>,
+}
+
+impl ProbeSpec {
+    /// A line of this probe's coverage.
+    pub fn line(
+        &self,
+        metric: &str,
+        hook: Option<String>,
+        state: CoverageState,
+        reason: Option<String>,
+    ) -> Coverage {
+        Coverage { probe: self.id.to_owned(), metric: metric.to_owned(), hook, state, reason }
+    }
 }
 
 /// One way to attach a probe: all its programs, or none.

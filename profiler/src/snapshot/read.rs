@@ -11,14 +11,17 @@ use profiler_common::{
     Cell, CellKey, CellRef, Control, Interval, Kind, Letter,
     cell::{OUTCOMES, Outcome},
     first_sight::{INTERRUPTED, MailboxEnds},
-    hist::{BUCKETS, STRIDE, bucket},
+    hist::{STRIDE, bucket},
     inflight::{FLAG_FOLDED, FLAG_QUEUED, PHASE_QUEUE},
     key::{CacheInfo, NO_HIST},
     limits::{BELOW_CELLS, DEPTH, MAX_FRAMES, RESERVED_CELLS},
     loss::{COUNTERS, Counter},
 };
 
+mod hist;
 mod subsystems;
+
+use hist::Counts;
 
 use super::subsystems::JournalFill;
 use super::{CellId, CellName, Names, OpenWait, Snapshot, Totals};
@@ -57,7 +60,7 @@ pub trait Namer: Send {
     fn new_caches(&mut self) -> Vec<(u64, CacheInfo)> {
         Vec::new()
     }
-    /// How full each journal is now, by its device.
+    /// How full each journal is now, by its device. Looks for new mounts first: called at each snapshot, before names are taken.
     fn journal_fills(&mut self) -> BTreeMap<u32, JournalFill> {
         BTreeMap::new()
     }
@@ -113,14 +116,7 @@ struct RowKey {
 /// A row's histogram; without a slot in the map there is nothing to keep.
 struct RowHist {
     slot: u32,
-    counts: Option<Box<RowCounts>>,
-}
-
-struct RowCounts {
-    /// Counted from letters.
-    base: [u64; BUCKETS],
-    sums: [u64; BUCKETS],
-    raw: [u32; BUCKETS],
+    counts: Option<Box<Counts>>,
 }
 
 /// Reads the maps. One reader for each loaded object.
@@ -302,7 +298,7 @@ impl Reader {
         if letter.outcomes & INTERRUPTED == 0
             && let Some(counts) = &mut self.rows[row as usize].counts
         {
-            counts.base[bucket(letter.wait_ns)] += 1;
+            counts.add_one(bucket(letter.wait_ns));
             self.changed_rows.insert(row);
         }
     }
@@ -413,7 +409,7 @@ impl Reader {
         if slot == NO_HIST {
             self.namer.without_hist(row, "no histogram slot");
         }
-        let counts = (slot != NO_HIST).then(RowCounts::new);
+        let counts = (slot != NO_HIST).then(|| Box::new(Counts::new()));
         self.rows.push(RowHist { slot, counts });
         self.row_of.insert(row_key, row);
         row
@@ -491,7 +487,8 @@ impl Reader {
         for row in 0..self.rows.len() {
             let changed = self.update_hist(row) | self.changed_rows.contains(&(row as u32));
             if changed {
-                all.insert(row as u32, sparse(&self.rows[row]));
+                let counts = self.rows[row].counts.as_ref();
+                all.insert(row as u32, counts.map_or_else(BTreeMap::new, |counts| counts.sparse()));
             }
         }
         self.changed_rows.clear();
@@ -504,15 +501,7 @@ impl Reader {
             return false;
         }
         let now = self.sum_of_hist(slot);
-        let Some(counts) = &mut self.rows[row].counts else { return false };
-        let mut changed = false;
-        for (bucket, now) in now.iter().take(BUCKETS).enumerate() {
-            let more = now.wrapping_sub(counts.raw[bucket]);
-            counts.sums[bucket] += u64::from(more);
-            counts.raw[bucket] = *now;
-            changed |= more != 0;
-        }
-        changed
+        self.rows[row].counts.as_mut().is_some_and(|counts| counts.take(&now))
     }
 
     /// One histogram over all shards: sums that may have wrapped.
@@ -604,18 +593,17 @@ impl Reader {
     /// timed function that its thread is no longer in.
     fn is_left_over(&self, wait: &Interval, now_ns: u64) -> bool {
         let age = now_ns.saturating_sub(wait.begin_ns);
-        match Kind::from_number(wait.kind) {
-            Some(Kind::Spin | Kind::Rwlock) => age > SURELY_SPINNING_NS && !self.namer.is_running(wait.tid),
-            Some(Kind::Rwsem) if wait.func != 0 => {
-                age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "rwsem_down_")
+        let function = match Kind::from_number(wait.kind) {
+            Some(Kind::Spin | Kind::Rwlock) => {
+                return age > SURELY_SPINNING_NS && !self.namer.is_running(wait.tid);
             }
-            Some(Kind::Folio) => age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "folio_"),
-            Some(Kind::Buffer | Kind::Jbd2Shadow) => {
-                age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "wait_on_bit")
-            }
-            _ if wait.func != 0 => age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, "jbd2_"),
-            _ => false,
-        }
+            _ if wait.func == 0 => return false,
+            Some(Kind::Rwsem) => "rwsem_down_",
+            Some(Kind::Folio) => "folio_",
+            Some(Kind::Buffer | Kind::Jbd2Shadow) => "wait_on_bit",
+            _ => "jbd2_",
+        };
+        age > SURELY_INSIDE_NS && self.namer.has_left(wait.tid, function)
     }
 
     fn name_open_wait(&mut self, open: &Interval, now_ns: u64) -> OpenWait {
@@ -687,12 +675,6 @@ impl Place {
     }
 }
 
-impl RowCounts {
-    fn new() -> Box<RowCounts> {
-        Box::new(RowCounts { base: [0; BUCKETS], sums: [0; BUCKETS], raw: [0; BUCKETS] })
-    }
-}
-
 /// The in-flight table alone.
 #[derive(Clone)]
 pub struct OpenWaits {
@@ -747,10 +729,4 @@ fn totals_of(letter: &Letter) -> Totals {
         totals.outcomes[outcome] = u64::from(letter.outcomes >> outcome & 1);
     }
     totals
-}
-
-fn sparse(row: &RowHist) -> BTreeMap<u16, u64> {
-    let Some(counts) = &row.counts else { return BTreeMap::new() };
-    let all = counts.base.iter().zip(&counts.sums).map(|(base, sum)| base + sum);
-    all.enumerate().filter(|(_, count)| *count != 0).map(|(bucket, count)| (bucket as u16, count)).collect()
 }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use profiler_common::{
     Control,
     control::{SELECT_CGROUP, SELECT_COMM, SELECT_TGID},
+    device,
     limits::{COMM_LEN, MAX_CGROUPS, MAX_COMMS, MAX_TGIDS},
 };
 
@@ -98,17 +99,14 @@ impl Selection {
 ///
 /// # Errors
 /// When it is neither.
-pub fn device(text: &str) -> Result<u32> {
+pub fn device_of(text: &str) -> Result<u32> {
     use std::os::unix::fs::MetadataExt;
-    let number = |part: &str| part.parse::<u32>().ok();
-    if let Some((major, minor)) = text.split_once(':')
-        && let (Some(major), Some(minor)) = (number(major), number(minor))
-    {
-        return Ok(major << 20 | minor);
+    if let Some(device) = device::parse(text) {
+        return Ok(device);
     }
     let meta =
         std::fs::metadata(text).with_context(|| format!("--device {text}: neither MAJ:MIN nor a path"))?;
-    Ok(libc::major(meta.dev()) << 20 | libc::minor(meta.dev()))
+    Ok(device::number(libc::major(meta.dev()), libc::minor(meta.dev())))
 }
 
 fn name_bytes(comm: &str) -> Result<[u8; COMM_LEN]> {

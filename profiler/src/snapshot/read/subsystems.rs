@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use profiler_common::{
     bh_lru::{DEVICES, LruCell},
-    hist::{BUCKETS, STRIDE},
+    hist::STRIDE,
     journal::{COMMITS, Commit, JOURNALS, Journal, JournalCell, SPANS},
 };
 
+use super::hist::Counts;
 use crate::{
     load::{Loaded, Mapped},
     snapshot::subsystems::{CommitSeen, JournalTotals, LruTotals, OTHER_DEVICES, Subsystems},
@@ -29,16 +30,9 @@ pub struct Tables {
     tails: [u64; JOURNALS],
     pending: Vec<CommitSeen>,
     lost_commits: u64,
-    histograms: Vec<[Histogram; SPANS.len()]>,
+    histograms: Vec<[Counts; SPANS.len()]>,
     last_journals: BTreeMap<u32, JournalTotals>,
     last_lru: BTreeMap<(u32, u32), LruTotals>,
-}
-
-/// A histogram's sums: the kernel's counters are 32 bits wide and may wrap, their differences do not.
-#[derive(Clone)]
-struct Histogram {
-    raw: [u32; STRIDE],
-    sums: [u64; BUCKETS],
 }
 
 impl Tables {
@@ -48,7 +42,6 @@ impl Tables {
     /// When a map cannot be mapped.
     pub fn new(loaded: &Loaded) -> Result<Tables> {
         let cpus = loaded.sizes.cpus;
-        let empty = Histogram { raw: [0; STRIDE], sums: [0; BUCKETS] };
         Ok(Tables {
             cpus: cpus as usize,
             journal_devices: loaded.mapped("JOURNAL_DEVICES", JOURNALS as u32)?,
@@ -59,7 +52,7 @@ impl Tables {
             tails: [0; JOURNALS],
             pending: Vec::new(),
             lost_commits: 0,
-            histograms: vec![std::array::from_fn(|_| empty.clone()); JOURNALS],
+            histograms: vec![std::array::from_fn(|_| Counts::new()); JOURNALS],
             last_journals: BTreeMap::new(),
             last_lru: BTreeMap::new(),
         })
@@ -148,7 +141,8 @@ impl Tables {
             }
         }
         for ((span, raw), kept) in totals.spans.iter_mut().zip(&raw).zip(&mut self.histograms[number]) {
-            span.hist = kept.update(raw);
+            kept.take(raw);
+            span.hist = kept.sparse();
         }
         totals
     }
@@ -166,17 +160,6 @@ impl Tables {
             }
         }
         changed
-    }
-}
-
-impl Histogram {
-    fn update(&mut self, now: &[u32; STRIDE]) -> BTreeMap<u16, u64> {
-        for (bucket, sum) in self.sums.iter_mut().enumerate() {
-            *sum += u64::from(now[bucket].wrapping_sub(self.raw[bucket]));
-        }
-        self.raw = *now;
-        let counts = self.sums.iter().enumerate().filter(|(_, count)| **count != 0);
-        counts.map(|(bucket, count)| (bucket as u16, *count)).collect()
     }
 }
 
